@@ -159,12 +159,6 @@ class Liars(Mesh):
         queued = {waiter.name for waiter in [*queues, *queues.held_back()]}
         return (peer.incarnation, view.key) in queued
 
-    def own(self, peer: Peer, view: View) -> dict[str, Any]:
-        """What all messages about a lease say."""
-        return {
-            "key": view.key, "worker": peer.name, "incarnation": peer.incarnation, "lease": view.id,
-        }  # fmt: skip
-
     def is_open(self, peer: Peer) -> bool:
         """Whether ``peer`` has a session with the pager of now."""
         session = self.rig.core.books.sessions.get(peer.incarnation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.machine.peers import Memory, Peer, View, Wish, table_of
 from tests.unit.pager.rig import Rig
 from tests.unit.pager.steps import lives
@@ -23,6 +25,7 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.pool_format import HeaderState
 
 REPLAY_MAX = 32
+RESTARTS_MAX = 4
 
 
 class Mesh:
@@ -31,6 +34,9 @@ class Mesh:
         self.memory = Memory(rig)
         self.peers: list[Peer] = []
         self.sent: list[tuple[Peer, Message]] = []
+        self.declared_pages = 0
+        """Promised to leases of an earlier life of the pager when these were declared, and perhaps
+        given to others before that."""
 
     def require_as_warm(self, before: dict[int, int], used: set[int]) -> None:
         """All that was there is there, and over at the same time; what was in use, and may not be
@@ -48,7 +54,13 @@ class Mesh:
         if not isinstance(message, Declare | Heartbeat | Release):
             self.declare_rest(peer)
         self.sent = [*self.sent[-REPLAY_MAX:], (peer, message)]
+        before = set(self.rig.core.books.leases)
         answer = self.rig.ask(message)
+        if isinstance(message, Declare):
+            leases = self.rig.core.books.leases
+            declared = [held for held in message.leases if held.lease not in before]
+            there = [leases[held.lease] for held in declared if held.lease in leases]
+            self.declared_pages += sum(lease.promised_pages for lease in there)
         self.pass_on()
         return answer
 
@@ -68,6 +80,12 @@ class Mesh:
                 if peer.name == notice.worker:
                     peer.notified(notice.message)
         raise AssertionError("notices without end")
+
+    def own(self, peer: Peer, view: View) -> dict[str, Any]:
+        """What all messages about a lease say."""
+        return {
+            "key": view.key, "worker": peer.name, "incarnation": peer.incarnation, "lease": view.id,
+        }  # fmt: skip
 
     def peer(self, pick: int) -> Peer:
         return self.peers[pick % len(self.peers)]
@@ -95,7 +113,8 @@ class Mesh:
             case Offered():
                 self.offered(peer, message, answer)
             case Refused(code=code) if isinstance(message, Admit):
-                assert code in {"Stale", "NoCapacity", "Busy"}, answer
+                is_over = code == "OverQuota" and message.terms.has_quota
+                assert is_over or code in {"Stale", "NoCapacity", "Busy"}, answer
                 peer.wishes.pop(message.key, None)
             case Queued():
                 assert answer.ask_again_ms

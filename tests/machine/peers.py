@@ -16,6 +16,7 @@ from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     AckRevoke,
+    Admit,
     Declare,
     Declared,
     Extended,
@@ -85,6 +86,7 @@ class View:
     handle: Handle | None = None
     terms: CacheTerms = NO_TERMS
     reserved_pages: int = 0
+    """Of which those that it does not have are promised, until it is offered."""
     age: int = 0
     """Of its root, when it was admitted."""
 
@@ -99,6 +101,10 @@ class View:
     @property
     def key(self) -> SequenceKey:
         return self.granted.key
+
+    @property
+    def promised_pages(self) -> int:
+        return max(self.reserved_pages - len(self.table), 0) if self.state == "held" else 0
 
     def fill(self, filled: int | None = None) -> Fill:
         count = self.filled if filled is None else filled
@@ -116,6 +122,8 @@ class Wish:
     reserved_pages: int = 0
     age: int | None = None
     """Of its root, when it goes on with what somebody else computed."""
+    message: Admit | None = None
+    """As it was asked for."""
 
 
 @dataclass
@@ -151,7 +159,8 @@ class Peer:
     # Sessions
 
     def open(self) -> None:
-        """A declaration that was begun is begun anew when it is next time for one."""
+        """A declaration that was begun is begun anew when it is next time for one. Where too many
+        are known already, it asks again another time."""
         self.undeclared.clear()
         answer = self.rig.ask(
             OpenSession(
@@ -164,6 +173,10 @@ class Peer:
                 ),
             )
         )  # fmt: skip
+        if isinstance(answer, Refused):
+            is_full = len(self.rig.core.books.sessions) >= self.rig.limits.session_count_max
+            assert answer.code == "Busy" and is_full, answer
+            return
         assert isinstance(answer, SessionOpened), answer
         self.epoch = answer.epoch
 
@@ -200,7 +213,7 @@ class Peer:
             lease=view.id, lease_slot=view.granted.lease_slot, key=view.key, order=view.order,
             root=view.root, granted_at=view.granted_at, extents=pack_extents(view.table),
             tokens=pack(view.tokens[: view.filled]), ticket=view.ticket or None,
-            terms=view.terms, promised_pages=max(view.reserved_pages - len(view.table), 0),
+            terms=view.terms, promised_pages=view.promised_pages,
         )  # fmt: skip
 
     # What the pager says

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
 from hypothesis import strategies as st
+from tests.machine.tenancy import Tenancy
 from tests.unit.pager.rig import Rig
 
 from pagemesh.pager.events import Command, Event
@@ -55,9 +57,12 @@ evictions = st.sampled_from(["lru", "s3-fifo", *_OFTEN, "lfu", "priority", "cost
 
 
 class Evicting(Rig):
-    """A rig whose pager evicts as ``evict_by`` said, and in all its lives."""
+    """A rig whose pager evicts as ``evict_by`` said, and in all its lives. After each event what
+    policies noted is looked at, and what tenants use."""
 
     _eviction = "lru"
+    is_constant = True
+    """Whose the roots are does not change."""
 
     def new_policy(self, page_count: int) -> EvictionPolicy:
         return EVICTIONS[self._eviction](page_count)
@@ -65,11 +70,17 @@ class Evicting(Rig):
     def evict_by(self, eviction: str) -> None:
         """Before anything else is done: the pager that is there knows nothing."""
         self._eviction = eviction
+        self.words = np.zeros(self.limits.lease_count_max, np.uint64)
         self.core = self._new_core()
+
+    def _new_core(self) -> PagerCore:
+        self.tenancy = Tenancy()
+        return super()._new_core()
 
     def handle(self, event: Event) -> list[Command]:
         commands = super().handle(event)
         check_policies(self.core)
+        self.tenancy.check(self.core.books, is_constant=self.is_constant)
         return commands
 
 

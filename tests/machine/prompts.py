@@ -7,13 +7,18 @@ from hypothesis import strategies as st
 from pagemesh.wire.cache_terms import CacheTerms
 
 ROOTS = (b"a" * 32, b"b" * 32)
-TENANTS = dict(zip(ROOTS, ("", "b"), strict=True))
-_QUOTAS = {"": {}, "b": {"pages_max": 7, "disk_pages_max": 4}}
-TERMS = {
-    root: {ttl_s: CacheTerms(tenant=tenant, ttl_s=ttl_s, **_QUOTAS[tenant]) for ttl_s in (0, 1, 3)}
-    for root, tenant in TENANTS.items()
-}
-"""The second root's tenant may use seven of the twelve pages, and four of those on disk."""
+USUAL = (CacheTerms(), CacheTerms(tenant="b", pages_max=7, disk_pages_max=4))
+"""Whose the roots are: the second one's tenant may use seven of the twelve pages, and four of those
+on disk."""
+TENANCIES = [
+    USUAL,
+    (USUAL[0], CacheTerms(tenant="b", pages_max=5, disk_pages_max=2)),
+    (USUAL[0], CacheTerms(tenant="b")),
+    (USUAL[1], USUAL[1]),
+    (USUAL[0], CacheTerms(tenant="c", pages_max=6)),
+    (CacheTerms(tenant="c", pages_max=6), USUAL[1]),
+]
+"""Whose they are by what gateways say that were started with other limits."""
 masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
 """Of workers, who is silent."""
 picks = st.integers(0, 1 << 16)

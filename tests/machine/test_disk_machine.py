@@ -16,10 +16,11 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
+from tests.machine.mesh import RESTARTS_MAX
 from tests.machine.peers import MODELS, Context, Memory
 from tests.machine.policies import Evicting
 from tests.machine.prompts import ROOTS, masks, picks
-from tests.machine.test_pager_machine import PAGES, RESTARTS_MAX, PagerMachine
+from tests.machine.test_pager_machine import PAGES, PagerMachine
 from tests.unit.pager.disk_rig import DiskRig
 from tests.unit.pager.plain_headers import blank
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of

@@ -9,12 +9,13 @@ evictions. Whatever is done, both know the same pages and find the same for ever
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.machine.cramped import Cramped, few_constants
 from tests.machine.examples import EXAMPLES
 from tests.machine.policies import Evicting, evictions
 from tests.machine.prompts import ROOTS, picks
@@ -102,11 +103,13 @@ class HashedPagesMachine(RuleBasedStateMachine):
         super().__init__()
         self.index = HashedPages()
         self.rig = Told(self.index)
+        self.cramped = Cramped(())
         self.number = 0
         self.prompts: list[tuple[bytes, tuple[int, ...]]] = []
 
-    @initialize(eviction=evictions)
-    def start(self, eviction: str) -> None:
+    @initialize(eviction=evictions, little=few_constants)
+    def start(self, eviction: str, little: Collection[str]) -> None:
+        self.cramped = Cramped(little)
         self.rig.evict_by(eviction)
         self.begin(1)
 
@@ -182,6 +185,9 @@ class HashedPagesMachine(RuleBasedStateMachine):
     def pager_and_worker_start_again(self) -> None:
         self.rig.restart()
         self.begin(self.rig.epoch)
+
+    def teardown(self) -> None:
+        self.cramped.over()
 
     def pick(self, pick: int) -> Held:
         return self.held[pick % len(self.held)]

@@ -5,40 +5,47 @@ what the core believes, and every slot that any holder of a standing lease count
 holds just the context it was computed from. A step that was running when its lease was revoked
 writes late; its pages must still be its own. Operators pin, unpin and invalidate meanwhile
 (``operators``), what makes no sense is refused and changes nothing (``liars``), and the pager may
-be stopped for a while (``absences``). Each example has another eviction policy (``policies``).
+be stopped for a while (``absences``) or die amid what it does (``deaths``). Each example has
+another eviction policy (``policies``) and another few of the pager's limits and constants small
+(``cramped``); who may use how much changes with what gateways say (``tenancy``).
 
 ``PAGEMESH_LONG=1`` runs 10,000 examples of 50 steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.machine.absences import Absences
+from tests.machine.cramped import Cramped, cramps
+from tests.machine.deaths import Deaths
 from tests.machine.declarers import Declarers
 from tests.machine.examples import EXAMPLES
 from tests.machine.liars import Liars
 from tests.machine.losers import Losers
+from tests.machine.mesh import RESTARTS_MAX
 from tests.machine.operators import Operators
 from tests.machine.peers import MODELS, Peer, View, Wish
 from tests.machine.policies import Evicting, evictions
-from tests.machine.prompts import ROOTS, TERMS, masks, pages, picks, prompts
-from tests.unit.pager.rig import LIMITS, key_of, order_of
+from tests.machine.prompts import ROOTS, TENANCIES, USUAL, masks, pages, picks, prompts
+from tests.machine.tickets import Tickets
+from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of, order_of
 from tests.unit.pager.steps import in_use, lives
 
 from pagemesh.pager.leases.states import LeaseState
+from pagemesh.wire.cache_messages import InvalidateCache
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import (
     Admit,
-    CancelTicket,
     Commit,
     Extend,
     Extended,
     Fork,
     Heartbeat,
-    Offer,
-    Redeem,
     Release,
     Withdraw,
 )
@@ -46,16 +53,19 @@ from pagemesh.wire.tokens import pack
 
 PAGES = 12
 lifetimes_s = st.sampled_from([0, 0, 0, 1, 3])
-RESTARTS_MAX = 4
 
 
-class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedStateMachine):
+class PagerMachine(
+    Absences, Deaths, Declarers, Losers, Operators, Liars, Tickets, RuleBasedStateMachine
+):  # fmt: skip
     rig: Evicting
 
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
         Operators.__init__(self, self.make_rig())
-        self.number = self.tickets = self.incarnations = 0
+        self.number = self.incarnations = 0
+        self.tenancy: tuple[CacheTerms, ...] = USUAL
+        self.cramped = Cramped(())
 
     @staticmethod
     def make_rig() -> Evicting:
@@ -63,11 +73,23 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
 
     # Workers come and go
 
-    @initialize(eviction=evictions)
-    def start(self, eviction: str = "lru") -> None:
+    @initialize(eviction=evictions, little=cramps)
+    def start(self, eviction: str = "lru", little: Collection[str] = ()) -> None:
+        self.cramped = Cramped(little)
+        self.rig.limits = self.cramped.limits(self.rig.limits)
         self.rig.evict_by(eviction)
         for name in MODELS:
             self.join(name)
+
+    @rule(tenancy=st.sampled_from(TENANCIES))
+    def gateways_say_that_roots_are_others(self, tenancy: tuple[CacheTerms, ...]) -> None:
+        """Of those who are admitted from now on. What was admitted before goes on."""
+        self.tenancy, self.rig.is_constant = tenancy, False
+        for root, terms in zip(ROOTS, tenancy, strict=True):
+            self.tenants[root].add(terms.tenant)
+
+    def terms(self, root: bytes, ttl_s: int) -> CacheTerms:
+        return msgspec.structs.replace(self.tenancy[ROOTS.index(root)], ttl_s=ttl_s)
 
     def join(self, name: str) -> None:
         self.incarnations += 1
@@ -155,16 +177,17 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
     ) -> None:  # fmt: skip
         peer = self.peer(pick)
         self.number += 1
-        order, terms = order_of(self.number, priority=priority), TERMS[root][ttl_s]
+        order, terms = order_of(self.number, priority=priority), self.terms(root, ttl_s)
         reserved_pages = self.rig.core.books.facts.pages_for(len(prompt) + more)
         tokens_max = len(prompt) + 4 * more if more % 2 else 0
-        peer.wishes[key_of(self.number)] = Wish(order, root, prompt, terms, reserved_pages)
         message = Admit(
             key=key_of(self.number), order=order, worker=peer.name, incarnation=peer.incarnation,
             epoch=peer.epoch, root=root, tokens=pack(prompt),
             reserve_tokens=len(prompt) + more, read_cache=read_cache,
             terms=terms, tokens_max=tokens_max, first_tokens=first, deadline_ms=60_000,
         )  # fmt: skip
+        wish = Wish(order, root, prompt, terms, reserved_pages, message=message)
+        peer.wishes[message.key] = wish
         self.heard(peer, message, self.ask(peer, message))
 
     @rule(pick=picks, prompt=prompts, more=st.lists(st.integers(0, 1), max_size=3))
@@ -185,6 +208,31 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
             peer.end_step(view, 0)
             if view.state == "held":
                 self.release(peer, view, cache=True)
+
+    @rule(pick=picks, prompt=prompts, page_count=st.integers(8, PAGES), priority=st.integers(-1, 1))
+    def most_of_the_pool_is_wanted(
+        self, pick: int, prompt: list[int], page_count: int, priority: int
+    ) -> None:
+        """What takes pins, and all that is younger, out of the way."""
+        more = page_count * PAGE_SIZE - len(prompt)
+        self.admits(pick, prompt, ROOTS[0], more, True, priority)
+
+    @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), cache=st.booleans())
+    def is_invalidated_while_it_is_computed(
+        self, pick: int, prompt: list[int], root: bytes, cache: bool
+    ) -> None:
+        """Who computes it goes on, and keeps it for nobody."""
+        self.admits(pick, prompt, root, 0, True, 0)
+        if root not in self.rig.core.books.forest.trees:
+            return
+        self.invalidate(InvalidateCache(what="root", name=root.hex()), {root})
+        peer = self.peer(pick)
+        for view in [v for v in peer.held() if v.key == key_of(self.number)]:
+            peer.begin_step(view, len(prompt))
+            peer.end_step(view, 0)
+            if view.state == "held":
+                self.commit(peer, view)
+                self.release(peer, view, cache=cache)
 
     @rule(pick=picks, asked=st.lists(prompts, min_size=2, max_size=5))
     def more_is_asked_than_is_room_for(self, pick: int, asked: list[list[int]]) -> None:
@@ -218,13 +266,10 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
     @rule(pick=picks)
     def commits(self, pick: int) -> None:
         peer, view = self.view(pick)
-        self.ask(
-            peer,
-            Commit(
-                key=view.key, worker=peer.name, incarnation=peer.incarnation,
-                lease=view.id, fill=view.fill(),
-            ),
-        )  # fmt: skip
+        self.commit(peer, view)
+
+    def commit(self, peer: Peer, view: View) -> None:
+        self.ask(peer, Commit(**self.own(peer, view), fill=view.fill()))
 
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks, more=st.integers(1, 4))
@@ -296,58 +341,6 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
             ),
         )  # fmt: skip
 
-    # Tickets
-
-    @precondition(lambda self: self.has("held"))
-    @rule(pick=picks, ttl_ms=st.sampled_from([100, 30_000]))
-    def offers(self, pick: int, ttl_ms: int) -> None:
-        peer, view = self.view(pick)
-        if view.in_step:
-            return
-        self.tickets += 1
-        message = Offer(
-            key=view.key, worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
-            lease=view.id, ticket=f"{self.tickets:032x}", fill=view.fill(), ttl_ms=ttl_ms,
-        )  # fmt: skip
-        self.heard(peer, message, self.ask(peer, message))
-
-    @precondition(lambda self: self.has("offered"))
-    @rule(pick=picks, to=picks, more=st.integers(0, 8))
-    def redeems(self, pick: int, to: int, more: int) -> None:
-        _, view = self.view(pick, "offered")
-        peer = self.peer(to)
-        assert view.handle is not None
-        message = Redeem(
-            key=view.key, worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
-            ticket=view.ticket, handle=view.handle, reserve_tokens=view.filled + more,
-        )  # fmt: skip
-        wish = Wish(view.order, view.root, view.tokens, view.terms, age=view.age)
-        self.taken_over(peer, view.handle, self.ask(peer, message), wish)
-
-    @precondition(lambda self: self.has("offered"))
-    @rule(pick=picks, hears=st.booleans())
-    def withdraws(self, pick: int, hears: bool = True) -> None:
-        """Who does not hear the answer declares it as offered still, or asks once more."""
-        peer, view = self.view(pick, "offered")
-        message = Withdraw(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
-        answer = self.ask(peer, message)
-        if hears and not isinstance(answer, Refused):
-            self.withdrawn(peer, view.ticket)
-
-    def withdrawn(self, peer: Peer, ticket: str) -> None:
-        for view in peer.views.values():
-            if view.ticket == ticket and view.state == "offered":
-                view.state, view.ticket = "held", ""
-
-    @precondition(lambda self: self.has("offered"))
-    @rule(pick=picks, by=picks)
-    def cancels(self, pick: int, by: int) -> None:
-        _, view = self.view(pick, "offered")
-        peer = self.peer(by)
-        self.ask(
-            peer, CancelTicket(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
-        )
-
     # What was sent comes again
 
     @precondition(lambda self: self.sent)
@@ -373,6 +366,12 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
 
     def teardown(self) -> None:
         """When everybody is dead and gone, nothing is pinned, held or draining."""
+        try:
+            self.everybody_dies()
+        finally:
+            self.cramped.over()
+
+    def everybody_dies(self) -> None:
         self.unpins_all()
         for peer in self.peers:
             self.rig.die(peer.incarnation)

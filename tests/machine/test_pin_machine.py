@@ -7,8 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
+from tests.machine.mesh import RESTARTS_MAX
 from tests.machine.prompts import ROOTS, picks
-from tests.machine.test_pager_machine import RESTARTS_MAX, PagerMachine
+from tests.machine.test_pager_machine import PagerMachine
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE
 
 from pagemesh.pager.pages.runs import table_of

@@ -11,7 +11,8 @@ A promise is used pages to a tenant's quota. It ends with the lease, or when the
 It can be broken by what pins idle pages without asking for room: an operator's pin, or content
 that was computed beside what the cache had of it. Then who is promised pages waits for them as for
 growth, in the one order of sequences, where the oldest always gets on (``preemption``). After a
-restart promises are declared with the leases, and are kept once idle pages may be evicted.
+restart promises are declared with the leases, and are kept once idle pages may be evicted; to what
+was promised to those who have not declared yet others are admitted, which breaks it as well.
 """
 
 from __future__ import annotations
