@@ -5,7 +5,6 @@
 #ifdef __linux__
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #else
@@ -16,6 +15,7 @@ namespace {
 
 constexpr int kLooks = 64;  // before the clock is read
 
+pm::Patience patience_of_all(0);
 thread_local double own_slept_us = 0;
 
 inline void relax() {
@@ -24,14 +24,6 @@ inline void relax() {
 #elif defined(__aarch64__)
   __asm__ volatile("isb" ::: "memory");
 #endif
-}
-
-int usable_cores() {
-#ifdef __linux__
-  cpu_set_t usable;
-  if (sched_getaffinity(0, sizeof(usable), &usable) == 0) return CPU_COUNT(&usable);
-#endif
-  return 0;  // not known, nor what is lost
 }
 
 bool changes_soon(const uint32_t* word, uint32_t seen) {
@@ -63,10 +55,7 @@ void wake_all(const uint32_t* word) {
 
 namespace pm {
 
-Patience& patience() {
-  static Patience one(usable_cores());
-  return one;
-}
+Patience& patience() { return patience_of_all; }
 
 double slept_us() { return own_slept_us; }
 

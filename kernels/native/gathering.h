@@ -7,7 +7,8 @@
 
 namespace pm {
 
-Patience& patience();  // of all threads of the process
+// Of all threads of the process. Before the cores are known, and where that cannot be, it is brief.
+Patience& patience();
 
 class Gathering {
  public:

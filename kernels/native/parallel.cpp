@@ -71,6 +71,14 @@ void settle(int index) {
   sched_setaffinity(0, sizeof(cpu_set_t), core >= 0 ? &one : &all.everywhere);
 }
 
+// Of the process: the calling thread may have been bound to one of them.
+int usable_cores() {
+  const Cores& all = cores_of_threads;
+  cpu_set_t usable;
+  if (all.version) return CPU_COUNT(&all.everywhere);
+  return sched_getaffinity(0, sizeof(usable), &usable) == 0 ? CPU_COUNT(&usable) : 0;
+}
+
 double used_us() {
   timespec used;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
@@ -96,6 +104,7 @@ class Losses {
 };
 #else
 void settle(int) {}
+int usable_cores() { return 0; }  // nor is it known what threads lose
 
 class Losses {
  public:
@@ -186,7 +195,7 @@ extern "C" PM_EXPORT void pm_lend_threads(void* parallel, void* index, void* cou
   lent_index = reinterpret_cast<Query>(index);
   lent_count = reinterpret_cast<Query>(count);
   lent_parallel = reinterpret_cast<Parallel>(parallel);
-  pm::patience();  // counts cores before any thread is bound to one of them
+  pm::patience().set_cores(usable_cores());
 }
 
 extern "C" PM_EXPORT void pm_bind_threads(const int* cores, int count) {

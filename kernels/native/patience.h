@@ -19,11 +19,14 @@ class Patience {
   static constexpr double kSliceUs = 1000.0;
   static constexpr int64_t kHoldUs = 50'000, kHoldUsMax = 1'600'000;
 
-  explicit Patience(int cores) : cores_(cores) {}
+  constexpr explicit Patience(int cores) : cores_(cores) {}
+
+  void set_cores(int cores) { __atomic_store_n(&cores_, cores, __ATOMIC_RELAXED); }
 
   // Of one of `threads` that meet.
   double look_us(int threads, double now_us) const {
-    const bool brief = threads > cores_ || now_us < static_cast<double>(read(&brief_until_us_));
+    const bool few_cores = threads > __atomic_load_n(&cores_, __ATOMIC_RELAXED);
+    const bool brief = few_cores || now_us < static_cast<double>(read(&brief_until_us_));
     return brief ? kBriefUs : kLongUs;
   }
 
@@ -45,7 +48,7 @@ class Patience {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
   }
 
-  const int cores_;
+  int cores_;
   int64_t brief_until_us_ = 0, hold_us_ = 0;
 };
 

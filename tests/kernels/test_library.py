@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,16 @@ print("omp" in open("/proc/self/maps").read(), "torch" in __import__("sys").modu
 
 def test_a_process_that_only_shares_pages_loads_neither_torch_nor_threads() -> None:
     assert run(THREADLESS) == "False False"
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="nothing here reads libraries")
+def test_the_library_needs_no_runtime_of_its_language() -> None:
+    done = subprocess.run(
+        ["readelf", "-d", str(library.LIBRARY_PATH)], capture_output=True, text=True, check=True
+    )
+    assert "libc.so" in done.stdout
+    assert "stdc++" not in done.stdout
+    assert "libgcc" not in done.stdout
 
 
 def test_a_build_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> None:

@@ -122,6 +122,29 @@ def test_more_threads_than_cores_look_out_briefly(patience: Patience) -> None:
     assert patience.look_us(0.0, thread_count=3) == patience.brief_us
 
 
+BOUND_FIRST = """
+import ctypes, os, sys
+library, runtime = ctypes.CDLL(sys.argv[1]), ctypes.CDLL("libgomp.so.1")
+library.own_look_us.restype = ctypes.c_double
+cores = sorted(os.sched_getaffinity(0))
+library.pm_bind_threads((ctypes.c_int * len(cores))(*cores), len(cores))
+names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+library.pm_lend_threads(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in names))
+print(library.own_look_us(len(cores)), library.own_look_us(len(cores) + 1))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
+def test_cores_are_those_of_the_process_and_not_the_one_that_its_thread_is_bound_to(
+    threads: ctypes.CDLL, patience: Patience
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", BOUND_FIRST, threads._name],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(patience.long_us), str(patience.brief_us)]
+
+
 @pytest.mark.parametrize("thread_count", [1, 2, 3, 8])
 @pytest.mark.parametrize(("meetings", "pause_us"), [(5_000, 0), (60, 20), (60, 300)])
 def test_who_met_the_others_sees_what_they_did_before_and_nothing_later(

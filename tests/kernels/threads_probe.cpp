@@ -20,6 +20,8 @@ void patience_lost(pm::Patience* patience, double lost_us, long times, double no
   patience->lost(lost_us, times, now_us);
 }
 
+double own_look_us(int threads) { return pm::patience().look_us(threads, 0); }
+
 // How often a thread found, after it had met the others, that one of them had not counted yet, or
 // was ahead of it. With `pause_us` another one of them is late each time.
 long gathering_strays(int threads, long meetings, long pause_us) {

@@ -347,8 +347,9 @@ def cpu_level() -> CpuLevel:
 
 
 def bound_spinning() -> None:
-    """Let idle threads wait asleep after a few microseconds of spinning, unless the user said
-    otherwise. To be called before torch is imported, since its OpenMP runtime reads this once.
+    """Let threads that have no region to be in wait asleep after a few microseconds of spinning,
+    unless the user said otherwise. To be called before torch is imported, since its OpenMP runtime
+    reads this once.
 
     Costs nothing on a quiet machine. Without it threads that wait for one that was descheduled
     burn the core it needs: with another process on the cores products ran 3 to 10 times slower.
