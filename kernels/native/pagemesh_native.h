@@ -15,8 +15,9 @@ int pm_abi_version(void);
 int pm_best_level(void);      // what this CPU can run
 int pm_set_level(int level);  // 0, or 1 when this CPU or build cannot
 int pm_level(void);
-// Entry points of an OpenMP runtime: GOMP_parallel, omp_get_thread_num, omp_get_num_threads.
-void pm_lend_threads(void* parallel, void* index, void* count);
+// Entry points of an OpenMP runtime: GOMP_parallel, omp_get_thread_num, omp_get_num_threads,
+// omp_get_num_procs.
+void pm_lend_threads(void* parallel, void* index, void* count, void* cores);
 // Thread i of a region that the caller begins, itself being the first, runs on cores[i] alone from
 // now on; those beyond `count`, and with a count of 0 all of them, anywhere. Not while it runs one.
 // Regions that others begin run where they did.

@@ -17,6 +17,7 @@ using Query = int (*)();
 Parallel lent_parallel = nullptr;
 Query lent_index = nullptr;
 Query lent_count = nullptr;
+Query lent_cores = nullptr;
 thread_local bool binds = false;  // whether the threads of this one's regions have places
 
 struct Region {
@@ -71,12 +72,13 @@ void settle(int index) {
   sched_setaffinity(0, sizeof(cpu_set_t), core >= 0 ? &one : &all.everywhere);
 }
 
-// Of the process: the calling thread may have been bound to one of them.
+// Of the process: the calling thread may be bound to one of them, by us or by the runtime, which
+// knows then how many there are.
 int usable_cores() {
-  const Cores& all = cores_of_threads;
-  cpu_set_t usable;
-  if (all.version) return CPU_COUNT(&all.everywhere);
-  return sched_getaffinity(0, sizeof(usable), &usable) == 0 ? CPU_COUNT(&usable) : 0;
+  cpu_set_t usable = cores_of_threads.everywhere;
+  if (!cores_of_threads.version && sched_getaffinity(0, sizeof(usable), &usable) != 0) return 0;
+  const int known = lent_cores(), free_to_run = CPU_COUNT(&usable);
+  return known > free_to_run ? known : free_to_run;
 }
 
 double used_us() {
@@ -85,21 +87,25 @@ double used_us() {
   return static_cast<double>(used.tv_sec) * 1e6 + static_cast<double>(used.tv_nsec) * 1e-3;
 }
 
+// How often the thread had to leave its core to others.
+long leave_count() {
+  rusage usage;
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
+
 // Tells patience() what the thread loses to others from now on until `end`.
 class Losses {
  public:
   void end() const {
-    static thread_local long known_count = 0;
-    rusage usage;
-    getrusage(RUSAGE_THREAD, &usage);
-    const long count = usage.ru_nivcsw - known_count;
-    known_count = usage.ru_nivcsw;
+    const long count = leave_count() - leave_count_;
     if (!count) return;
     const double at_us = pm::now_us(), slept_us = pm::slept_us() - slept_us_;
     pm::patience().lost(at_us - since_us_ - (used_us() - used_us_) - slept_us, count, at_us);
   }
 
  private:
+  const long leave_count_ = leave_count();
   const double since_us_ = pm::now_us(), used_us_ = used_us(), slept_us_ = pm::slept_us();
 };
 #else
@@ -163,7 +169,10 @@ namespace pm {
 void run_parallel(Task task, void* data, int threads) {
   if (own_team && threads > own_team->threads) threads = own_team->threads;
   if (!lent_parallel || threads <= 1 || here.region) {
+    const Place outer = here;
+    here = {outer.region, 0, 1};
     task(data);
+    here = outer;
     return;
   }
   Region region{task, data, binds, threads, {}};
@@ -186,12 +195,14 @@ void run_with_team(Task task, void* data, int threads) {
 int thread_index() { return here.index; }
 int thread_count() { return here.count; }
 void barrier() {
-  if (here.region) here.region->gathering.wait(here.count);
+  if (here.count > 1) here.region->gathering.wait(here.count);
 }
 
 }  // namespace pm
 
-extern "C" PM_EXPORT void pm_lend_threads(void* parallel, void* index, void* count) {
+extern "C" PM_EXPORT void pm_lend_threads(void* parallel, void* index, void* count,
+                                          void* cores) {
+  lent_cores = reinterpret_cast<Query>(cores);
   lent_index = reinterpret_cast<Query>(index);
   lent_count = reinterpret_cast<Query>(count);
   lent_parallel = reinterpret_cast<Parallel>(parallel);

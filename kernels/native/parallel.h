@@ -12,7 +12,8 @@ namespace pm {
 using Task = void (*)(void* data);
 
 // Runs task(data) on at most `threads` threads at once, the caller included, and returns when
-// all are done. Inside, thread_index() tells them apart and barrier() waits for all of them.
+// all are done. Inside, thread_index() tells them apart and barrier() waits for all of them. A region
+// within a region is its thread's alone.
 void run_parallel(Task task, void* data, int threads);
 // Runs task(data) on the calling thread, with a team of `threads`, itself included, that stays at
 // hand for the regions that it begins.

@@ -3,8 +3,8 @@
 // To be woken takes 30 to 50 us, and most waits of a step are shorter than that. But who looks out
 // uses up its share of the core. Where somebody else wants the core too, the system then takes it
 // away for a whole slice of some milliseconds, and all threads of the step wait. So threads look
-// out briefly for a while when one of them has lost slices, and always where there are more threads
-// than cores: whom they wait for then may want their own.
+// out briefly for a while from the end of a region on in which one of them lost slices, and always
+// where there are more threads than cores: whom they wait for then may want their own.
 #pragma once
 
 #include <stdint.h>
@@ -31,12 +31,14 @@ class Patience {
   }
 
   // A thread was without its core for `lost_us` in all, `times` times, though it wanted it. Any
-  // thread may say so at any time; of two at once one is forgotten.
+  // thread may say so at any time. What several say together came from the same others.
   void lost(double lost_us, long times, double now_us) {
     if (times <= 0 || lost_us < kSliceUs * static_cast<double>(times)) return;
     const int64_t now = static_cast<int64_t>(now_us), held_us = read(&hold_us_);
+    const int64_t until_us = read(&brief_until_us_);
+    if (held_us && now < until_us - held_us + static_cast<int64_t>(kSliceUs)) return;
     // It goes on, or is back as soon as threads look out for long again.
-    const bool again = held_us && now < read(&brief_until_us_) + held_us;
+    const bool again = held_us && now < until_us + held_us;
     const int64_t hold_us = !again ? kHoldUs : held_us < kHoldUsMax / 2 ? 2 * held_us : kHoldUsMax;
     write(&hold_us_, hold_us);
     write(&brief_until_us_, now + hold_us);

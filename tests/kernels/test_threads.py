@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_num_procs")
+MEET_S_MAX = 60.0
 SLICE_US, HOLD_US, HOLD_US_MAX = 1_000.0, 50_000.0, 1_600_000.0
 NATIVE = Path(__file__).parents[2] / "kernels" / "native"
 SOURCES = (
@@ -38,12 +42,19 @@ def compiled(folder: Path, *flags: str) -> Path:
 def threads(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("threads"), "-fopenmp")))
     runtime = ctypes.CDLL("libgomp.so.1")
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     library.pm_lend_threads(
-        *(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in names)
+        *(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in ENTRIES)
     )
     library.gathering_strays.restype = ctypes.c_long
     return library
+
+
+def met(compute: Callable[[], object]) -> None:
+    """Have ``compute`` done by a thread: who is never woken hears no signal of a test's end."""
+    computing = threading.Thread(target=compute, daemon=True)
+    computing.start()
+    computing.join(MEET_S_MAX)
+    assert not computing.is_alive(), "somebody waits who was not woken"
 
 
 class Patience:
@@ -118,31 +129,44 @@ def test_after_a_while_without_any_a_lost_slice_counts_as_the_first(patience: Pa
     assert patience.look_us(later_us + HOLD_US) == patience.long_us
 
 
+def test_what_threads_lose_together_counts_once(patience: Patience) -> None:
+    for at_us in (7_000.0, 7_001.0, 7_300.0, 7_000.0 + SLICE_US - 1):
+        patience.lost(3_000.0, 1, at_us)
+    assert patience.look_us(7_000.0 + HOLD_US - 1) == patience.brief_us
+    assert patience.look_us(7_000.0 + HOLD_US) == patience.long_us
+
+
 def test_more_threads_than_cores_look_out_briefly(patience: Patience) -> None:
     assert patience.look_us(0.0, thread_count=3) == patience.brief_us
 
 
 BOUND_FIRST = """
 import ctypes, os, sys
+cores = sorted(os.sched_getaffinity(0))
 library, runtime = ctypes.CDLL(sys.argv[1]), ctypes.CDLL("libgomp.so.1")
 library.own_look_us.restype = ctypes.c_double
-cores = sorted(os.sched_getaffinity(0))
-library.pm_bind_threads((ctypes.c_int * len(cores))(*cores), len(cores))
-names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-library.pm_lend_threads(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in names))
+if sys.argv[2] == "by us":
+    library.pm_bind_threads((ctypes.c_int * len(cores))(*cores), len(cores))
+library.pm_lend_threads(
+    *(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in sys.argv[3:])
+)
+print(len(os.sched_getaffinity(0)))
 print(library.own_look_us(len(cores)), library.own_look_us(len(cores) + 1))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
+@pytest.mark.parametrize("bound", ["by us", "by the runtime"])
 def test_cores_are_those_of_the_process_and_not_the_one_that_its_thread_is_bound_to(
-    threads: ctypes.CDLL, patience: Patience
+    threads: ctypes.CDLL, patience: Patience, bound: str
 ) -> None:
+    cores = " ".join(map(str, sorted(os.sched_getaffinity(0))))
     done = subprocess.run(
-        [sys.executable, "-S", "-c", BOUND_FIRST, threads._name],
+        [sys.executable, "-S", "-c", BOUND_FIRST, threads._name, bound, *ENTRIES],
+        env=os.environ | ({"GOMP_CPU_AFFINITY": cores} if bound == "by the runtime" else {}),
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == [str(patience.long_us), str(patience.brief_us)]
+    assert done.stdout.split() == ["1", str(patience.long_us), str(patience.brief_us)]
 
 
 @pytest.mark.parametrize("thread_count", [1, 2, 3, 8])
@@ -150,37 +174,48 @@ def test_cores_are_those_of_the_process_and_not_the_one_that_its_thread_is_bound
 def test_who_met_the_others_sees_what_they_did_before_and_nothing_later(
     threads: ctypes.CDLL, thread_count: int, meetings: int, pause_us: int
 ) -> None:
-    strays = threads.gathering_strays(
-        ctypes.c_int(thread_count), ctypes.c_long(meetings), ctypes.c_long(pause_us)
-    )
-    assert strays == 0
+    given = ctypes.c_int(thread_count), ctypes.c_long(meetings), ctypes.c_long(pause_us)
+    strays: list[int] = []
+    met(lambda: strays.append(threads.gathering_strays(*given)))
+    assert strays == [0]
 
 
 RACES = """
 import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
+library, arrays = ctypes.CDLL(sys.argv[1]), [(ctypes.c_int * 5)() for _ in range(3)]
 for threads in (2, 3):
     for meetings, pause_us in ((2_000, 0), (60, 300)):
         library.gathering_strays(threads, ctypes.c_long(meetings), ctypes.c_long(pause_us))
-print("met")
+for given in (1, 2, 3):
+    library.lend_own_runtime(given)
+    for team in (2, 3, 5):
+        for threads in (2, 3, 5):
+            library.team_regions(team, threads, ctypes.c_long(100), *arrays)
+    library.region(3, *arrays)
+    print(sum(map(bool, arrays[0])))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer's library is loaded first")
 def test_meetings_order_what_threads_write(tmp_path: Path) -> None:
-    library = compiled(tmp_path, "-fsanitize=thread")
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
     asked = subprocess.run(
         ["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True
     )
     runtime = Path(asked.stdout.strip())
     if not runtime.is_absolute():
         pytest.skip("this g++ has no thread sanitizer")
+    library = compiled(tmp_path, "-fsanitize=thread")
     done = subprocess.run(
         [sys.executable, "-S", "-c", RACES, str(library)],
         env={"LD_PRELOAD": str(runtime.resolve()), "TSAN_OPTIONS": "exitcode=66"},
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, timeout=MEET_S_MAX,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "met\n"), done.stderr[-2_000:]
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("this kernel places memory where the sanitizer has its own")
+    # With fewer threads than were asked for a region has those that there are.
+    assert (done.returncode, done.stdout) == (0, "1\n2\n3\n"), done.stderr[-2_000:]
 
 
 @pytest.mark.parametrize("team", [0, 2, 3, 5])
@@ -191,12 +226,12 @@ def test_each_thread_of_a_region_takes_part_once_whoever_lends_it(
     taking_part = min(team or thread_count, thread_count)
     indices, before, after = ((ctypes.c_int * 5)() for _ in range(3))
     if team:
-        threads.team_regions(team, thread_count, ctypes.c_long(300), indices, before, after)
+        regions = ctypes.c_long(300)
+        met(lambda: threads.team_regions(team, thread_count, regions, indices, before, after))
     else:
-        threads.region(thread_count, indices, before, after)
+        met(lambda: threads.region(thread_count, indices, before, after))
     nobody = [0] * (5 - taking_part)
     assert list(indices) == [*range(1, taking_part + 1), *nobody]
     assert sorted(before[:taking_part]) == list(range(1, taking_part + 1))
     # All have arrived behind the barrier; a region within a region is its thread's alone.
-    alone = taking_part if taking_part > 1 else 1
-    assert list(after) == [taking_part + 100 * alone] * taking_part + nobody
+    assert list(after) == [taking_part + 100] * taking_part + nobody

@@ -20,6 +20,39 @@ void patience_lost(pm::Patience* patience, double lost_us, long times, double no
   patience->lost(lost_us, times, now_us);
 }
 
+void pm_lend_threads(void* parallel, void* index, void* count, void* cores);
+
+// A runtime that gives no more than `runtime_threads` threads, and that a sanitizer sees through.
+static int runtime_threads = 0;
+static thread_local int runtime_index = 0, runtime_count = 1;
+
+static void runtime_parallel(void (*task)(void*), void* data, unsigned asked, unsigned) {
+  const int count = static_cast<int>(asked) < runtime_threads ? static_cast<int>(asked)
+                                                              : runtime_threads;
+  auto run = [=](int own) {
+    runtime_index = own;
+    runtime_count = count;
+    task(data);
+    runtime_index = 0;
+    runtime_count = 1;
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < count; ++i) others.emplace_back(run, i);
+  run(0);
+  for (std::thread& other : others) other.join();
+}
+static int get_runtime_index() { return runtime_index; }
+static int get_runtime_count() { return runtime_count; }
+static int get_runtime_cores() { return runtime_threads; }
+
+void lend_own_runtime(int threads) {
+  runtime_threads = threads;
+  pm_lend_threads(reinterpret_cast<void*>(runtime_parallel),
+                  reinterpret_cast<void*>(get_runtime_index),
+                  reinterpret_cast<void*>(get_runtime_count),
+                  reinterpret_cast<void*>(get_runtime_cores));
+}
+
 double own_look_us(int threads) { return pm::patience().look_us(threads, 0); }
 
 // How often a thread found, after it had met the others, that one of them had not counted yet, or

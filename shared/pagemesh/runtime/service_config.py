@@ -55,8 +55,8 @@ def load_service_config(
 
 
 def _check_beats(pager: PagerConfig) -> None:
-    """Raises ``ConfigError`` where the leases of workers that live would end: a sign of life may be
-    late, and one may be lost."""
+    """Raises ``ConfigError`` where the leases of workers that live would end, since a sign of life
+    may be late."""
     least_ms = 2 * pager.heartbeat_ms + BEAT_LATE_MS_MAX
     if pager.session_ttl_ms < least_ms:
         raise ConfigError(

@@ -25,7 +25,9 @@ LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
 BUILD_SCRIPT = Path(__file__).parents[3] / "build_native.py"
-_OPENMP_ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_OPENMP_ENTRIES = (
+    "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_num_procs",
+)  # fmt: skip
 
 
 class CpuLevel(enum.IntEnum):
@@ -235,7 +237,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_best_level": (_I, ()),
     "pm_set_level": (_I, (_I,)),
     "pm_level": (_I, ()),
-    "pm_lend_threads": (None, (_P, _P, _P)),
+    "pm_lend_threads": (None, (_P, _P, _P, _P)),
     "pm_bind_threads": (None, (_P, _I)),
     "pm_check_word": (_U64, (_P, _L)),
     "pm_headers_write": (_L, (_P, _P, _L, _P, _P)),

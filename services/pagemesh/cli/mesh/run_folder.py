@@ -149,7 +149,9 @@ def orphan_pool_bytes(base: Path) -> int:
     total = 0
     with _alone_in(base):
         for folder, lock in _orphans(base):
-            total += sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
+            for path in folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # whose writer is not dead yet
+                    total += path.lstat().st_blocks * 512
             os.close(lock)
     return total
 
