@@ -31,6 +31,7 @@ __attribute__((noinline)) void soil_stack() {
 #include "../../kernels/native/parallel.h"
 #include "../../kernels/native/rows.h"
 #include "../../kernels/native/attention.h"
+#include "../../kernels/native/gathering.cpp"
 #include "../../kernels/native/memory.cpp"
 #include "../../kernels/native/parallel.cpp"
 
