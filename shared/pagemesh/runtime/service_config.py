@@ -23,7 +23,7 @@ from pagemesh.runtime.settings import (
 from pagemesh.wire.errors import ConfigError
 
 BEAT_LATE_MS_MAX = 200
-"""For so long a worker waits with a sign of life (``WorkerLimits.beat_late_ms_max``)."""
+"""For so long a worker waits with a sign of life, while leases change hands."""
 
 
 @dataclass(frozen=True, slots=True)

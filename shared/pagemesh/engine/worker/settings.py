@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pagemesh.runtime.service_config import BEAT_LATE_MS_MAX
 from pagemesh.wire.pager_messages import PoolSpec
 
 
@@ -67,7 +68,7 @@ class WorkerLimits:
     """Without a pager for so long it takes nothing new; one started again is there sooner."""
     pager_wait_ms_max: int = 30_000
     """What cannot go on without a pager that is away for so long is given back to its gateway."""
-    beat_late_ms_max: int = 200
+    beat_late_ms_max: int = BEAT_LATE_MS_MAX
     """A heartbeat waits so long for a moment in which no lease changes hands."""
     retry_ms: int = 20
     retry_ms_max: int = 1_000
