@@ -35,6 +35,7 @@ from pagemesh.engine.worker.service import run_worker
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.pager.leases.states import RevokeReason
 from pagemesh.runtime import rpc, trace
+from pagemesh.runtime.bus.nats_client import DirectClient
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.spans import set_up_spans
@@ -132,6 +133,28 @@ async def test_choices_are_drawn_each_with_its_own_seed(mesh: Mesh) -> None:
         await mesh.until(lambda: all(mesh.finished(choice) for choice in range(4)))
     assert len({tuple(mesh.tokens(choice)) for choice in range(4)}) > 1
     assert all(frame.logprobs is not None for frame in mesh.frames)
+
+
+async def test_what_a_step_has_to_tell_the_pager_is_told_in_one_write(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write wakes the bus, and that the pager, on the cores that the next step wants."""
+    told: list[int] = []
+    hand_over = DirectClient.hand_over
+
+    def count(client: DirectClient) -> None:
+        told.append(sum(f" {subjects.pager('here')} ".encode() in one for one in client._pending))
+        hand_over(client)
+
+    monkeypatch.setattr(DirectClient, "hand_over", count)
+    greedy = Sampling(temperature=0.0, max_tokens=4)
+    choices = [ChoiceStart(choice=index) for index in range(4)]
+    async with mesh.worker("decode", "solo"):
+        prompt = some_tokens(40, vocab=VOCAB)
+        await mesh.submit("solo", make_submit(prompt, sampling=greedy, choices=choices))
+        await mesh.until(lambda: all(mesh.finished(choice) for choice in range(4)))
+        await mesh.until(lambda: not mesh.pager.held)
+    assert max(told) > 1, "a step after which several leases change tells each by itself"
 
 
 async def test_a_revoked_sequence_goes_on_with_the_same_tokens(

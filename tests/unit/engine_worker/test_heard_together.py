@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import cast
 
@@ -40,6 +41,7 @@ async def told(*inputs: Input) -> list[str]:
     around = SimpleNamespace(
         clock=MonotonicClock(), turns=SimpleNamespace(thread_count=1, close=lambda: None),
         step_us_max=1, stream_ms=0, admit=lambda _: None,
+        bus=SimpleNamespace(together=contextlib.nullcontext),
         on_patience=lambda: core.told.append("patience"),
     )  # fmt: skip
     executor = SimpleNamespace(close=lambda: None)

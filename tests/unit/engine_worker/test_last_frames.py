@@ -4,6 +4,7 @@ before its last frames go out."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,8 @@ from pagemesh.wire.pager_messages import Release
 
 class Recorder:
     """A bus that keeps what was sent, in order."""
+
+    together = contextlib.nullcontext
 
     def __init__(self) -> None:
         self.sent: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,10 +48,13 @@ class SlowPools:
 class Refusing:
     """A bus on which every call is refused."""
 
-    def __init__(self, fault: Fault) -> None:
+    together = contextlib.nullcontext
+
+    def __init__(self, fault: Fault | None) -> None:
         self.fault = fault
 
     def ask(self, *_: Any, **__: Any) -> Any:
+        assert self.fault is not None
         raise self.fault
 
 
@@ -82,7 +86,7 @@ def make_worker(
     around = SimpleNamespace(
         clock=MonotonicClock(), turns=SimpleNamespace(thread_count=1, close=lambda: None),
         step_us_max=1, stream_ms=0, admit=admitted.append, on_patience=lambda: None,
-        on_pool=on_pool, host="h", bus=Refusing(fault) if fault is not None else None,
+        on_pool=on_pool, host="h", bus=Refusing(fault),
     )  # fmt: skip
     commands: list[ev.Command] = []
     core = SimpleNamespace(take=lambda _event, _now_ms: commands, go_on=lambda: (), ready=False)

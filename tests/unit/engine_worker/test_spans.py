@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -141,7 +142,7 @@ async def test_what_is_asked_again_after_its_end_begins_no_span(ended: bool) -> 
     sent: list[object] = []
     bus = SimpleNamespace(
         publish=lambda *said, **_: sent.append(said), message_bytes_max=1 << 20,
-        config=SimpleNamespace(output_bytes_max=1 << 20),
+        config=SimpleNamespace(output_bytes_max=1 << 20), together=contextlib.nullcontext,
     )  # fmt: skip
     around = SimpleNamespace(
         bus=bus, clock=MonotonicClock(), name="me", host="h", vocab_tokens=1_000,

@@ -256,8 +256,10 @@ class WorkerBehaviour(Behaviour[Input]):
 
     def _feed(self, event: Event, asked: Message | None = None) -> None:
         self._heard = True
-        for command in self._core.take(event, self._around.clock.now_us() / 1_000):
-            self._perform(command, asked)
+        commands = self._core.take(event, self._around.clock.now_us() / 1_000)
+        with self._around.bus.together():
+            for command in commands:
+                self._perform(command, asked)
         if isinstance(event, StepsFinished):
             self._go_on()
 
@@ -265,8 +267,10 @@ class WorkerBehaviour(Behaviour[Input]):
         """After a step at once; otherwise when all that came together was heard, so that who was
         let in together is computed together."""
         self._heard = False
-        for command in self._core.go_on():
-            self._perform(command)
+        commands = self._core.go_on()
+        with self._around.bus.together():
+            for command in commands:
+                self._perform(command)
         self._around.on_patience()
 
     def _perform(self, command: Command, asked: Message | None = None) -> None:

@@ -147,6 +147,11 @@ class Bus:
             raise
         self.counters.sent += len(outgoing)
 
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Of what is sent within it, which must not wait, the first message is written at once
+        and the others in one piece at its end: whoever passes them on wakes for each write."""
+        return self._link.together() if self._link is not None else contextlib.nullcontext()
+
     async def request(
         self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
         then: Outgoing | None = None,

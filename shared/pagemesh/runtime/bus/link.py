@@ -21,7 +21,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol
 
 import nats.errors
@@ -56,7 +56,7 @@ class Link:
         self._client = client
         self._config = config
         self._gathers = gathers
-        self._wrote = False
+        self._together = self._wrote = False
         self._subscriptions: list[Any] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self.lost = asyncio.Event()
@@ -145,17 +145,28 @@ class Link:
             client.put(one, block)
         self._write()
 
-    def _write(self) -> None:
-        """Have what was published written: at once, or, where the link gathers and this turn of
-        the event loop has written already, when the turn is over."""
-        if not self._gathers:
-            self._client.hand_over()
-        elif not self._wrote:
-            self._wrote = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
-            self._client.hand_over()
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """See ``Bus.together``."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+            if not self._gathers:
+                self._write_rest()
 
-    def _end_turn(self) -> None:
+    def _write(self) -> None:
+        """Have what was published written: at once, or, where one of several that belong together
+        was written already, with the others of the turn of the event loop or of ``together``."""
+        if self._wrote:
+            return
+        if self._gathers:
+            asyncio.get_running_loop().call_soon(self._write_rest)
+        self._wrote = self._gathers or self._together
+        self._client.hand_over()
+
+    def _write_rest(self) -> None:
         self._wrote = False
         self._client.hand_over()
 
