@@ -81,9 +81,8 @@ class Bus:
         Without a server, keeps trying for ``start_wait_ms`` and then raises ``ConfigError``
         that names the URL. A ``patient`` bus tries once, is there whatever comes of that, and
         connects when it can (``state``, ``wait_connected``): for services, which are started
-        in any order. One that ``gathers`` writes the first message of a turn of the event loop
-        at once and the others together when it is over: for who answers many in a turn and
-        computes nothing between turns. Raises ``ConfigError`` for refused credentials.
+        in any order. One that ``gathers`` sends all of a turn of the event loop ``together``:
+        for who answers many and does nothing else. Raises ``ConfigError`` for what is refused.
         """
         bus = cls(config, role=role, name=name, gathers=gathers)
         bus._is_service = patient
@@ -148,9 +147,9 @@ class Bus:
         self.counters.sent += len(outgoing)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Of what is sent within it, which must not wait, the first message is written at once
-        and the others in one piece at its end: whoever passes them on wakes for each write."""
-        return self._link.together() if self._link is not None else contextlib.nullcontext()
+        """Nobody may wait within it: the first message is written at once, the others together at
+        its end, since the server wakes for each write, and whom it passes them on to."""
+        return self._link.together() if self._link else contextlib.nullcontext()
 
     async def request(
         self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
