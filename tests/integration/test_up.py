@@ -18,11 +18,10 @@ from rich.console import Console
 from tests.integration.mesh import Mesh, error_line
 from tests.support.leaks import descendants
 
-from pagemesh.cli import up
+from pagemesh.cli.mesh import readiness
 from pagemesh.cli.mesh.children import ChildSpec
 from pagemesh.cli.mesh.plan_mesh import NatsServer as PlannedNats
 from pagemesh.cli.mesh.screen import Screen
-from pagemesh.cli.mesh.up_config import UpConfig
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.config import Secret
 from pagemesh.runtime.nats_server import NatsServer
@@ -75,6 +74,9 @@ def test_every_service_may_be_killed_and_comes_back(pool_dir: Path, tiny_model: 
             mesh.wait_for(lambda role=role, old=old: mesh.pid(role) != old, f"a new {role}")  # type: ignore[misc]
             mesh.wait_ready()
             assert text_of(complete(mesh)) == before, f"after kill -9 of {role}"
+            name = f"{role}-0" if role in ("decode", "prefill") else role
+            told = lambda name=name: mesh.log.rpartition(f"{name}: died (SIGKILL)")[2]  # noqa: E731
+            mesh.wait_for(lambda told=told, name=name: f"{name}: ready" in told(), "a word of it")  # type: ignore[misc]
         report = mesh.wait_idle()
         assert report.epoch == epoch + 1, "the pager was restarted once"
 
@@ -112,15 +114,15 @@ async def test_a_nats_server_of_its_own_may_take_as_long_to_start_as_the_service
     async def is_up(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(up, "_is_up", is_up)
+    monkeypatch.setattr(readiness, "_is_up", is_up)
     shown = io.StringIO()
     screen = Screen(Console(file=shown, width=200))
     config = load_service_config({"PAGEMESH_NATS_START_WAIT_MS": "100"})
-    plan = up.MeshPlan(UpConfig(start_timeout_ms=20_000), config, own_nats=True)
     server = NatsServer(tmp_path)
     spec = ChildSpec("nats", "nats", 0, (), {})
     own = PlannedNats(server.url, {"operator": Secret()}, spec)
-    ready = asyncio.create_task(up._become_ready(plan, config, own, screen, []))
+    members = readiness.Members([], config, own)
+    ready = asyncio.create_task(readiness.become_ready(members, screen, timeout_ms=20_000))
     await asyncio.sleep(0.5)
     await asyncio.to_thread(server.start)
     try:
@@ -161,6 +163,41 @@ async def test_a_mesh_is_not_ready_while_one_that_was_ready_is_dead(
         await ready
 
 
+async def test_who_was_started_again_is_shown_as_ready_and_nobody_listens_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_up(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(readiness, "_is_up", is_up)
+    shown = io.StringIO()
+    screen = Screen(Console(file=shown, width=200))
+    screen.change("ours", "ready")
+    with NatsServer(tmp_path) as server:
+        config = load_service_config({"PAGEMESH_NATS": server.url})
+        members = readiness.Members(["ours"], config, None)
+        following = asyncio.create_task(readiness.tell_of_returns(members, screen))
+        async with Bus.connect(config.bus, role="pager", name="ours") as bus:
+            asked: list[object] = []
+            await bus.subscribe(subjects.ASK_PRESENCE, asked.append)
+            for incarnation in (2, 3):
+                await asyncio.sleep(0.3)
+                assert not asked
+                for state in ("died (SIGKILL)", "started"):
+                    screen.change("ours", state)
+                members.started.set()
+                while not screen.shows("ours", "ready"):
+                    _say_ready(bus, "ours", incarnation)
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.3)
+                assert asked
+                asked.clear()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    life = ["ours: died (SIGKILL)", "ours: started", "ours: ready"]
+    assert shown.getvalue().splitlines() == ["ours: ready", *life, *life]
+
+
 @contextlib.asynccontextmanager
 async def _waiting_for_ours(
     folder: Path,
@@ -173,12 +210,13 @@ async def _waiting_for_ours(
     async def is_up(*_: object) -> bool:
         return gateway_is_up is None or gateway_is_up.is_set()
 
-    monkeypatch.setattr(up, "_is_up", is_up)
+    monkeypatch.setattr(readiness, "_is_up", is_up)
     with NatsServer(folder) as server:
         config = load_service_config({"PAGEMESH_NATS": server.url})
-        plan = up.MeshPlan(UpConfig(start_timeout_ms=20_000), config, own_nats=False)
+        members = readiness.Members(["ours"], config, None)
         async with Bus.connect(config.bus, role="pager", name="theirs") as bus:
-            ready = asyncio.create_task(up._become_ready(plan, config, None, screen, ["ours"]))
+            waiting = readiness.become_ready(members, screen, timeout_ms=20_000)
+            ready = asyncio.create_task(waiting)
             yield ready, bus
             await ready
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import click
-import httpx
 
-from pagemesh.cli.mesh.children import OWN_ERROR, ChildLimits
+from pagemesh.cli.mesh.children import OWN_ERROR, STARTED, ChildLimits
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services
+from pagemesh.cli.mesh.readiness import Members, become_ready, tell_of_returns
 from pagemesh.cli.mesh.restarts import RestartLimits
-from pagemesh.cli.mesh.roster import Roster, check_host_is_free
+from pagemesh.cli.mesh.roster import check_host_is_free
 from pagemesh.cli.mesh.run_folder import (
     GATEWAY,
     RunFolder,
@@ -60,7 +60,6 @@ from pagemesh.cli.mesh.watch import WatchLimits
 from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.runtime.bus import Bus
-from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.logs import set_up_logs
@@ -80,8 +79,6 @@ from pagemesh.wire.errors import Fault, PagemeshError
 
 _GRACE_MS = 5_000
 """For a mesh that never served, or that a failure ends: what runs has little time to finish."""
-_POLL_S = 0.05
-_ASK_EVERY = 10
 up_flags = config_flags(
     UpConfig, WorkerConfig, GatewayConfig, PagerConfig, BusConfig, HostConfig, TelemetryConfig,
     defaults={"PAGEMESH_NATS": "a server of its own", "PAGEMESH_LOG_LEVEL": "warning"},
@@ -188,19 +185,21 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         with screen:
             for spec in specs:
                 screen.expect(spec.name)
+            members = Members([spec.name for spec in services], config, nats)
             async with supervised(
                 specs, limits=limits, grace_ms=_GRACE_MS,
-                on_line=lambda name, line: _pass_on(screen, name, line), on_change=screen.change,
+                on_line=lambda name, line: _pass_on(screen, name, line),
+                on_change=lambda name, state: _show(screen, members, name, state),
             ) as mesh:  # fmt: skip
                 stop = stop_signals(mesh, screen)
                 started = time.monotonic()
-                ready = _become_ready(plan, config, nats, screen, [s.name for s in services])
+                ready = become_ready(members, screen, timeout_ms=plan.up.start_timeout_ms)
                 if not await _unless_stopped(ready, mesh, stop):
                     return 0
                 screen.settle()
                 seconds = time.monotonic() - started
                 announce(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
-                await _unless_stopped(stop.wait(), mesh, stop)
+                await _unless_stopped(tell_of_returns(members, screen), mesh, stop)
                 await drain(mesh, screen, drain_ms=config.host.drain_ms)
     return 0
 
@@ -220,57 +219,18 @@ def for_eyes(config: ServiceConfig) -> ServiceConfig:
     return replace(config, telemetry=replace(config.telemetry, log_format="console"))
 
 
+def _show(screen: Screen, members: Members, name: str, state: str) -> None:
+    screen.change(name, state)
+    if state == STARTED:
+        members.started.set()
+
+
 def _pass_on(screen: Screen, name: str, line: str) -> None:
     """Services log at their level; the NATS server knows no level but its letters. What ends
     the mesh is said once, as its error."""
     chatter = name == "nats" and ("[INF]" in line or "Plaintext passwords" in line)
     if line and not chatter and not OWN_ERROR.match(line):
         screen.line(line)
-
-
-async def _become_ready(
-    plan: MeshPlan,
-    config: ServiceConfig,
-    nats: NatsServer | None,
-    screen: Screen,
-    names: list[str],
-) -> None:
-    """Return when every service says it is ready and the gateway serves. A NATS server of our own
-    is one of those that start: it has as long for it as they."""
-    bus_config = nats.bus(config.bus, "operator") if nats else config.bus
-    url, name = http_url(config) + "/health/ready", new_service_name("up")
-    async with (
-        asyncio.timeout(plan.up.start_timeout_ms / 1_000),
-        Bus.connect(bus_config, role="operator", name=name, patient=nats is not None) as bus,
-        httpx.AsyncClient(timeout=2.0, trust_env=False) as client,
-    ):
-        await bus.wait_connected(timeout_ms=plan.up.start_timeout_ms)
-        if nats:
-            screen.change(nats.spec.name, "ready")
-
-        def show(name: str, state: str) -> None:
-            if name in names:  # others may share the server
-                screen.change(name, state)
-
-        roster = Roster(MonotonicClock(), show)
-        await roster.listen(bus)
-
-        def is_ready(name: str) -> bool:  # who was and has died says nothing on the bus
-            return roster.is_ready(name) and screen.shows(name, "ready")
-
-        poll = 0
-        while not all(map(is_ready, names)) or not await _is_up(client, url):
-            if poll % _ASK_EVERY == 0:
-                await roster.ask(bus)
-            poll += 1
-            await asyncio.sleep(_POLL_S)
-
-
-async def _is_up(client: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(url)).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 async def _unless_stopped(work: Any, mesh: Supervisor, stop: asyncio.Event) -> bool:

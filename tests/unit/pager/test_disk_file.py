@@ -333,3 +333,16 @@ def test_pages_of_another_layout_are_not_left_in_the_file(place: DiskPlace) -> N
     assert place.path("pages").stat().st_size
     assert not found_slots(place, replace(FACTS, layout_digest=b"m" * 32))
     assert not place.path("pages").stat().st_size
+
+
+def test_a_file_whose_lock_cannot_be_asked_for_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: int) -> bool:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(disk_file, "try_lock", fails)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no locks"):
+        PlainFile(tmp_path / "index")
+    assert os.listdir("/proc/self/fd") == before

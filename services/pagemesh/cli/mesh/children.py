@@ -30,6 +30,8 @@ _TAIL_LINES_MAX = 40
 _KILL_WAIT_S = 5.0
 OWN_ERROR = re.compile(f"^(?:{ERROR_PREFIX}|pagemesh [A-Za-z0-9_-]+: )")
 """How a child begins the line that says what is wrong with its configuration."""
+STARTED = "started"
+"""What became of a child that runs and has not said anything yet."""
 
 
 class ChildLost(PagemeshError):
@@ -197,7 +199,7 @@ class Child:
                 pass_fds=pulse.descriptors,
             )
             pulse.handed_over()
-            self._on_change(spec.name, "started")
+            self._on_change(spec.name, STARTED)
             if self._stopping.is_set():
                 self._signal(process, signal.SIGTERM)
             watching = asyncio.create_task(self._watch(pulse, process), name=f"{spec.name}-watch")

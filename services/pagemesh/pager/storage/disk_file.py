@@ -75,9 +75,12 @@ class PlainFile:
         self._path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
-        if not try_lock(self._descriptor):
+        try:
+            if not try_lock(self._descriptor):
+                raise BlockingIOError(0, "another pager uses it", str(path))
+        except OSError:
             os.close(self._descriptor)
-            raise BlockingIOError(0, "another pager uses it", str(path))
+            raise
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size

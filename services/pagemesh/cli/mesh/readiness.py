@@ -1,0 +1,98 @@
+"""Whether a mesh that ``pagemesh up`` runs is ready: when it starts, and again after each service
+that died.
+
+Services say so on the bus, the gateway by its door too. Nothing listens in between: everyone
+tells its load there several times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from pagemesh.cli.mesh.plan_mesh import NatsServer
+from pagemesh.cli.mesh.roster import Roster
+from pagemesh.cli.mesh.screen import Screen
+from pagemesh.cli.mesh.up_config import http_url
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.ids import new_service_name
+from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.wire.errors import PagemeshError
+
+_POLL_S, _POLL_AGAIN_S = 0.05, 0.25
+"""How often to look while people wait for the start, and while a mesh serves without one that
+died."""
+_ASK_EVERY = 10
+_RETURN_TIMEOUT_MS, _RETRY_S = 60_000, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """``names``: of the services. ``nats``: the server, where it is our own."""
+
+    names: Sequence[str]
+    config: ServiceConfig
+    nats: NatsServer | None
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    """One of them was started, the first time or again."""
+
+
+async def become_ready(
+    members: Members, screen: Screen, *, timeout_ms: int, poll_s: float = _POLL_S
+) -> None:
+    """Return when every service says it is ready and the gateway serves. A NATS server of our own
+    is one of those that start: it has as long for it as they. Raises ``TimeoutError``, or like
+    ``Bus.connect``."""
+    config, nats = members.config, members.nats
+    bus_config = nats.bus(config.bus, "operator") if nats else config.bus
+    url, name = http_url(config) + "/health/ready", new_service_name("up")
+    async with (
+        asyncio.timeout(timeout_ms / 1_000),
+        Bus.connect(bus_config, role="operator", name=name, patient=nats is not None) as bus,
+        httpx.AsyncClient(timeout=2.0, trust_env=False) as client,
+    ):
+        await bus.wait_connected(timeout_ms=timeout_ms)
+        if nats:
+            screen.change(nats.spec.name, "ready")
+
+        def show(name: str, state: str) -> None:
+            if name in members.names:  # others may share the server
+                screen.change(name, state)
+
+        roster = Roster(MonotonicClock(), show)
+        await roster.listen(bus)
+
+        def is_ready(name: str) -> bool:  # who was and has died says nothing on the bus
+            return roster.is_ready(name) and screen.shows(name, "ready")
+
+        poll = 0
+        while not all(map(is_ready, members.names)) or not await _is_up(client, url):
+            if poll % _ASK_EVERY == 0:
+                await roster.ask(bus)
+            poll += 1
+            await asyncio.sleep(poll_s)
+
+
+async def tell_of_returns(members: Members, screen: Screen) -> None:
+    """Show who was started again as ready once it is so. Runs until it is cancelled; what it
+    cannot see is no failure of the mesh."""
+    members.started.clear()
+    while True:
+        await members.started.wait()
+        members.started.clear()
+        try:
+            await become_ready(members, screen, timeout_ms=_RETURN_TIMEOUT_MS, poll_s=_POLL_AGAIN_S)
+        except (TimeoutError, PagemeshError):
+            members.started.set()
+            await asyncio.sleep(_RETRY_S)
+
+
+async def _is_up(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
