@@ -24,13 +24,20 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 #else
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
+constexpr int kRunQueriesMax = PM_LEVEL >= 2 ? 8 : kTileQueries;
 constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
 constexpr int kFetchRuns = 2;     // of a block; the others compute alone
 constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;  // timed with AVX2 alone
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>
-constexpr int kHeldVectors = PM_LEVEL != 1 || Q == 1 ? kBlockVectors : Q == 2 ? 2 : 1;
+constexpr int kHeldVectors = PM_LEVEL == 1 && Q > 1 ? (Q == 2 ? 2 : 1)
+                             : Q > kTileQueries     ? 2
+                                                    : kBlockVectors;
+
+// Queries of a run at most: over codes more, which share what it takes to widen them.
+template <typename T>
+constexpr int kRunQueries = sizeof(typename T::Code) < 4 ? kRunQueriesMax : kTileQueries;
 
 struct AttentionCall {
   PmPages pages;
@@ -104,9 +111,9 @@ struct Run {
   float* weights;
   float* keep;
   int count;
-  Slots slots;             // of the block that some query sees
-  int all_end;             // those before it every query sees
-  int ends[kTileQueries];  // of each query
+  Slots slots;               // of the block that some query sees
+  int all_end;               // those before it every query sees
+  int ends[kRunQueriesMax];  // of each query
   Fetch fetch;
 };
 
@@ -114,11 +121,12 @@ struct Run {
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Fetches ahead for a run of so many queries. What comes in one burst is dropped in part.
+// Fetches ahead for a run of so many queries: the longest, over codes alone, have a block to
+// themselves. What comes in one burst is dropped in part.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);
-  } else if (queries <= kFetchQueries) {
+  } else if (queries <= kFetchQueries || queries > kTileQueries) {
     prefetch(memory);
   }
 }
@@ -325,6 +333,10 @@ void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part
 
 template <typename T>
 void take_run(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
+  if constexpr (kRunQueries<T> == 8) {
+    if (run.count == 8) return take<T, 8>(call, block, run, part);
+    if (run.count == 7) return take<T, 7>(call, block, run, part);
+  }
   switch (run.count) {
 #if PM_LEVEL >= 1
     case 2: return take<T, 2>(call, block, run, part);

@@ -114,7 +114,7 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     const Sight sees = sight(query);
     long end = query + 1;
     while (sees != kPart && end < queries && sight(end) == sees) ++end;
-    long pieces = sees == kNothing ? 0 : (end - query + kTileQueries - 1) / kTileQueries;
+    long pieces = sees == kNothing ? 0 : (end - query + kRunQueries<T> - 1) / kRunQueries<T>;
     for (; pieces > 0; --pieces) {
       const long count = (end - query + pieces - 1) / pieces;
       Run& run = scratch.runs[run_count++];

@@ -189,6 +189,19 @@ def test_a_row_over_narrow_values_has_the_same_bits_alone_in_chunks_and_on_any_t
         assert torch.equal(beside[3], whole[39]), threads
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_head_has_the_same_bits_however_many_share_its_k_and_v(
+    level: CpuLevel, dtype: KvDtype
+) -> None:
+    pool, tables = written_pool(PageLayout(2, 1, 80, 16, dtype), 300, 1)
+    q = torch.randn(1, 17, 80)
+    heads = [q[:, at : at + 1] for at in range(17)]
+    alone = torch.cat([attend_rows(pool, tables, [280], [head]) for head in heads], 1)
+    for count in range(2, 18):
+        together = attend_rows(pool, tables, [280], [q[:, :count]])
+        assert torch.equal(together, alone[:, :count]), count
+
+
 @pytest.mark.parametrize("dtype", SCALED)
 def test_neither_codes_nor_scales_beyond_a_row_are_read(level: CpuLevel, dtype: KvDtype) -> None:
     pool, tables = written_pool(PageLayout(2, 2, 40, 16, dtype), 128, 1)
