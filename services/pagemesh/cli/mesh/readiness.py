@@ -8,6 +8,7 @@ tells its load there several times a second.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +39,7 @@ class Members:
     config: ServiceConfig
     nats: NatsServer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
-    """One of them was started, the first time or again."""
+    """One of them was started since the last look at whether all are ready."""
 
 
 async def become_ready(
@@ -69,21 +70,20 @@ async def become_ready(
         def is_ready(name: str) -> bool:  # who was and has died says nothing on the bus
             return roster.is_ready(name) and screen.shows(name, "ready")
 
-        poll = 0
-        while not all(map(is_ready, members.names)) or not await _is_up(client, url):
+        for poll in itertools.count():
+            members.started.clear()
+            if all(map(is_ready, members.names)) and await _is_up(client, url):
+                return
             if poll % _ASK_EVERY == 0:
                 await roster.ask(bus)
-            poll += 1
             await asyncio.sleep(poll_s)
 
 
 async def tell_of_returns(members: Members, screen: Screen) -> None:
     """Show who was started again as ready once it is so. Runs until it is cancelled; what it
     cannot see is no failure of the mesh."""
-    members.started.clear()
     while True:
         await members.started.wait()
-        members.started.clear()
         try:
             await become_ready(members, screen, timeout_ms=_RETURN_TIMEOUT_MS, poll_s=_POLL_AGAIN_S)
         except (TimeoutError, PagemeshError):
