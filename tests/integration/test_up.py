@@ -132,6 +132,37 @@ async def test_a_nats_server_of_its_own_may_take_as_long_to_start_as_the_service
     assert shown.getvalue() == "nats: ready\n"
 
 
+async def test_a_nats_server_that_dies_while_others_are_waited_for_is_shown_as_ready_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway_is_up = asyncio.Event()
+
+    async def is_up(*_: object) -> bool:
+        return gateway_is_up.is_set()
+
+    monkeypatch.setattr(readiness, "_is_up", is_up)
+    shown = io.StringIO()
+    screen = Screen(Console(file=shown, width=200))
+    server = NatsServer(tmp_path)
+    own = PlannedNats(server.url, {"operator": Secret()}, ChildSpec("nats", "nats", 0, (), {}))
+    members = readiness.Members([], load_service_config({}), own)
+    await asyncio.to_thread(server.start)
+    try:
+        ready = asyncio.create_task(readiness.become_ready(members, screen, timeout_ms=20_000))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.stop)
+        screen.change("nats", "died (SIGKILL)")
+        await asyncio.to_thread(server.start)
+        screen.change("nats", "started")
+        gateway_is_up.set()
+        await ready
+    finally:
+        server.stop()
+    assert shown.getvalue().splitlines() == [
+        "nats: ready", "nats: died (SIGKILL)", "nats: started", "nats: ready",
+    ]  # fmt: skip
+
+
 async def test_services_of_other_meshes_at_the_server_are_not_shown_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from pagemesh.cli.mesh.children import STARTED
 from pagemesh.cli.mesh.plan_mesh import NatsServer
 from pagemesh.cli.mesh.roster import Roster
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.up_config import http_url
-from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.bus import Bus, BusState
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.service_config import ServiceConfig
@@ -70,9 +71,17 @@ async def become_ready(
         def is_ready(name: str) -> bool:  # who was and has died says nothing on the bus
             return roster.is_ready(name) and screen.shows(name, "ready")
 
+        def nats_is_ready() -> bool:
+            if nats is None:
+                return True
+            if bus.state is BusState.CONNECTED and screen.shows(nats.spec.name, STARTED):
+                screen.change(nats.spec.name, "ready")  # again: it died while we looked
+            return screen.shows(nats.spec.name, "ready")
+
         for poll in itertools.count():
             members.started.clear()
-            if all(map(is_ready, members.names)) and await _is_up(client, url):
+            ready = nats_is_ready() and all(map(is_ready, members.names))
+            if ready and await _is_up(client, url):
                 return
             if poll % _ASK_EVERY == 0:
                 await roster.ask(bus)
