@@ -19,6 +19,8 @@ class Tenancy:
         self._tenants: dict[Node, str] = {}
         """By the root of the tree: as of the event before."""
         self._leases: set[int] = set()
+        self._quotas: dict[str, int] = {}
+        """The largest that each tenant has had."""
 
     def check(self, books: Books, *, is_constant: bool) -> None:
         """Raise ``AssertionError`` if the last event has given somebody too much. ``is_constant``:
@@ -35,8 +37,11 @@ class Tenancy:
             own = [tree for tree in tenants if tenants[tree] == tenant]
             before = sum(self._used.get(tree, 0) for tree in own) + declared[tenant]
             now = sum(used[tree] for tree in own)
-            is_within = now <= max(account.quota_pages, before) or tenant in came
-            assert is_within, f"{now} pages are used of {account.quota_pages}, {before} before"
+            largest = self._quotas[tenant] = max(self._quotas.get(tenant, 0), account.quota_pages)
+            # Otherwise who was admitted first may have come with a larger one than the next.
+            quota = account.quota_pages if is_constant else largest
+            is_within = now <= max(quota, before) or tenant in came
+            assert is_within, f"{now} pages are used of {quota}, {before} before"
         self._used, self._tenants, self._leases = used, tenants, set(books.leases)
 
     def _came(self, tree: Node) -> bool:
