@@ -38,6 +38,11 @@ STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05
 
 
+def service_name(role: str, index: int = 0) -> str:
+    """Of the ``index``-th service of a role, as ``up`` shows it."""
+    return f"{role}-{index}" if role in ("prefill", "decode") else role
+
+
 class Mesh:
     """``pool_dir`` is the test's own folder; ``env`` are further ``PAGEMESH_*`` variables and
     ``flags`` further flags of ``up``. With ``handover``, prompts go to the prefill worker whatever
@@ -168,7 +173,7 @@ class Mesh:
 
     def pid(self, role: str, index: int = 0) -> int:
         """The pid of the ``index``-th service of a role, waiting for a restart."""
-        name = f"{role}-{index}" if role in ("prefill", "decode") else role
+        name = service_name(role, index)
         found: dict[str, int] = {}
 
         def is_there() -> bool:

@@ -37,12 +37,24 @@ async def test_a_bus_that_gathers_writes_the_first_message_of_a_turn_and_then_th
         written = count_writes(bus, monkeypatch)
         for number in range(5):
             bus.publish("t.gather", b"%d" % number)
-        with bus.together():  # which is what every turn of it is
-            bus.publish("t.gather", b"5")
         assert written == [1], "who sends one message does not wait for others"
         await bus.barrier()
-    assert heard == [b"%d" % number for number in range(6)]
-    assert [count for count in written if count] == [1, 5]
+    assert heard == [b"%d" % number for number in range(5)]
+    assert [count for count in written if count] == [1, 4]
+
+
+async def test_within_a_turn_that_is_gathered_together_changes_nothing(
+    shared_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = BusConfig(url=shared_nats_server.url)
+    async with Bus.connect(config, role="client", name="t", gathers=True) as bus:
+        written = count_writes(bus, monkeypatch)
+        for number in range(3):
+            with bus.together():
+                bus.publish("t.gather", b"%d" % number)
+        assert written == [1]
+        await bus.barrier()
+    assert [count for count in written if count] == [1, 2]
 
 
 async def test_what_is_sent_together_goes_out_in_two_writes_and_what_comes_after_by_itself(

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 from rich.console import Console
-from tests.integration.mesh import Mesh, error_line
+from tests.integration.mesh import Mesh, error_line, service_name
 from tests.support.leaks import descendants
 
 from pagemesh.cli.mesh import readiness
@@ -74,7 +74,7 @@ def test_every_service_may_be_killed_and_comes_back(pool_dir: Path, tiny_model: 
             mesh.wait_for(lambda role=role, old=old: mesh.pid(role) != old, f"a new {role}")  # type: ignore[misc]
             mesh.wait_ready()
             assert text_of(complete(mesh)) == before, f"after kill -9 of {role}"
-            name = f"{role}-0" if role in ("decode", "prefill") else role
+            name = service_name(role)
             told = lambda name=name: mesh.log.rpartition(f"{name}: died (SIGKILL)")[2]  # noqa: E731
             mesh.wait_for(lambda told=told, name=name: f"{name}: ready" in told(), "a word of it")  # type: ignore[misc]
         report = mesh.wait_idle()
@@ -108,15 +108,28 @@ def test_two_meshes_live_side_by_side(pool_dir: Path, tiny_model: Path) -> None:
         text_of(complete(two))
 
 
+def answer_for_the_gateway(
+    monkeypatch: pytest.MonkeyPatch, is_up: asyncio.Event | None = None
+) -> None:
+    """Its door says that it is ready: always, or once ``is_up`` is set."""
+
+    async def answer(*_: object) -> bool:
+        return is_up is None or is_up.is_set()
+
+    monkeypatch.setattr(readiness, "_is_up", answer)
+
+
+def shown_screen() -> tuple[Screen, io.StringIO]:
+    """One without a terminal, and what it shows."""
+    shown = io.StringIO()
+    return Screen(Console(file=shown, width=200)), shown
+
+
 async def test_a_nats_server_of_its_own_may_take_as_long_to_start_as_the_services(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_up(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(readiness, "_is_up", is_up)
-    shown = io.StringIO()
-    screen = Screen(Console(file=shown, width=200))
+    answer_for_the_gateway(monkeypatch)
+    screen, shown = shown_screen()
     config = load_service_config({"PAGEMESH_NATS_START_WAIT_MS": "100"})
     server = NatsServer(tmp_path)
     spec = ChildSpec("nats", "nats", 0, (), {})
@@ -136,13 +149,8 @@ async def test_a_nats_server_that_dies_while_others_are_waited_for_is_shown_as_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_is_up = asyncio.Event()
-
-    async def is_up(*_: object) -> bool:
-        return gateway_is_up.is_set()
-
-    monkeypatch.setattr(readiness, "_is_up", is_up)
-    shown = io.StringIO()
-    screen = Screen(Console(file=shown, width=200))
+    answer_for_the_gateway(monkeypatch, gateway_is_up)
+    screen, shown = shown_screen()
     server = NatsServer(tmp_path)
     own = PlannedNats(server.url, {"operator": Secret()}, ChildSpec("nats", "nats", 0, (), {}))
     members = readiness.Members([], load_service_config({}), own)
@@ -166,8 +174,7 @@ async def test_a_nats_server_that_dies_while_others_are_waited_for_is_shown_as_r
 async def test_services_of_other_meshes_at_the_server_are_not_shown_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = io.StringIO()
-    screen = Screen(Console(file=shown, width=200))
+    screen, shown = shown_screen()
     async with _waiting_for_ours(tmp_path, monkeypatch, screen) as (ready, bus):
         while not ready.done():
             _say_ready(bus, "theirs", 1)
@@ -197,12 +204,8 @@ async def test_a_mesh_is_not_ready_while_one_that_was_ready_is_dead(
 async def test_who_was_started_again_is_shown_as_ready_and_nobody_listens_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_up(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(readiness, "_is_up", is_up)
-    shown = io.StringIO()
-    screen = Screen(Console(file=shown, width=200))
+    answer_for_the_gateway(monkeypatch)
+    screen, shown = shown_screen()
     screen.change("ours", "ready")
     with NatsServer(tmp_path) as server:
         config = load_service_config({"PAGEMESH_NATS": server.url})
@@ -238,10 +241,7 @@ async def _waiting_for_ours(
 ) -> AsyncIterator[tuple[asyncio.Task[None], Bus]]:
     """`up` waits for the service ``ours``, at a server that others use too."""
 
-    async def is_up(*_: object) -> bool:
-        return gateway_is_up is None or gateway_is_up.is_set()
-
-    monkeypatch.setattr(readiness, "_is_up", is_up)
+    answer_for_the_gateway(monkeypatch, gateway_is_up)
     with NatsServer(folder) as server:
         config = load_service_config({"PAGEMESH_NATS": server.url})
         members = readiness.Members(["ours"], config, None)
