@@ -121,8 +121,8 @@ struct Run {
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Fetches ahead for a run of so many queries: the longest, over codes alone, have a block to
-// themselves. What comes in one burst is dropped in part.
+// Fetches ahead for a run of so many queries. Of long runs those over codes alone do, which are
+// two short ones in one. What comes in one burst is dropped in part.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);
