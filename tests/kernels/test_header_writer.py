@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,7 +96,7 @@ def test_a_mark_changes_states_and_sequences_and_leaves_the_rest() -> None:
 def test_numbers_of_any_list_are_those_that_are_written() -> None:
     table = table_for()
     writer = HeaderWriter(table)
-    writer.write(range(3, 6), HeaderState.HELD, array("Q", [9, 7, 8]), writer=5, root=1)
+    writer.write(range(3, 6), HeaderState.HELD, np.array([9, 7, 8], np.uint64), writer=5, root=1)
     assert table.scan().batch.sequences[3:6].tolist() == [9, 7, 8]
     before = table.mapped.copy()
     writer.write(range(7, 7), HeaderState.HELD, range(1, 1), writer=5, root=1)

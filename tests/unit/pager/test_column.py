@@ -26,7 +26,7 @@ lists = runs | scattered
 def test_pages_have_what_was_put_last(puts: list[Pages], asked: Pages) -> None:
     column, known, number = Column(_COUNT), dict.fromkeys(range(_COUNT), 0), 1 << 62
     for pages in puts:
-        numbers = array("Q", range(number, number + len(pages)))
+        numbers = memoryview(array("Q", range(number, number + len(pages))))
         number += len(pages)
         if len(pages) == 1:
             column.put_one(int(pages[0]), numbers[0])
@@ -42,7 +42,7 @@ def test_pages_have_what_was_put_last(puts: list[Pages], asked: Pages) -> None:
 def test_what_was_read_stays_as_it_was() -> None:
     column = Column(4)
     before = column.of(Run(0, 3)), column.of(np.array([0, 2], "<u4"))
-    column.put(Run(0, 4), array("Q", range(1, 5)))
+    column.put(Run(0, 4), memoryview(array("Q", range(1, 5))))
     assert [list(one) for one in before] == [[0, 0, 0], [0, 0]]
 
 

@@ -8,7 +8,6 @@ native library makes each header in place; nothing is laid out in Python first.
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -33,9 +32,8 @@ class Counting(Protocol):
 
 PageList: TypeAlias = "Counting | bytes"
 """One run, as most lists are, or packed extents: pairs (first page, page count) of uint32."""
-SequenceList: TypeAlias = "Counting | array[int] | U64"
+SequenceList: TypeAlias = "Counting | U64"
 """One ledger number a page."""
-_LISTS = (array, np.ndarray)
 _PAGES_MAX = 0xFFFF_FFFF
 _RUN = struct.Struct("<QqqQQQQQQqQII")  # PmHeaderRun of pagemesh_native.h
 
@@ -122,7 +120,7 @@ def _numbers(sequences: SequenceList, count: int) -> tuple[int, bytes | None]:
     """The first of ``count`` sequences and, unless they count up, all of them packed."""
     if len(sequences) != count:
         raise ValueError(f"{len(sequences)} sequences for {count} pages")
-    if isinstance(sequences, _LISTS):
+    if isinstance(sequences, np.ndarray):
         packed = sequences.tobytes()
         if len(packed) != 8 * count:
             raise ValueError(f"{len(packed)} bytes are not {count} sequences of 64 bits")

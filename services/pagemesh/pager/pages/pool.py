@@ -20,7 +20,6 @@ checked as a slice: its length hardly matters.
 
 from __future__ import annotations
 
-from array import array
 from typing import Final
 
 import numpy as np
@@ -53,7 +52,7 @@ class PagePool:
     """
 
     __slots__ = (
-        "_free", "_identities", "_ramp", "_ramp_first", "_ramp_numbers", "_sequences", "_states",
+        "_free", "_identities", "_ramp", "_ramp_first", "_ramp_view", "_sequences", "_states",
         "_view", "draining", "evicted", "free", "held", "idle", "last_sequence", "pinned", "total",
     )  # fmt: skip
 
@@ -69,8 +68,8 @@ class PagePool:
         self._free = FreePages(page_count)
         # Numbers that are likely to be given out next: copying some is cheaper than making them.
         self._ramp_first = 0
-        self._ramp = array("Q", range(_RAMP_COUNT))
-        self._ramp_numbers: U64Array = np.frombuffer(self._ramp, np.uint64)
+        self._ramp: U64Array = np.arange(_RAMP_COUNT, dtype=np.uint64)
+        self._ramp_view = self._ramp.data.cast("B").cast("Q")
 
     @property
     def states(self) -> NDArray[np.uint8]:
@@ -114,15 +113,16 @@ class PagePool:
             column.put(pages, self._numbers(first, count))
         return Run(first, stop)
 
-    def _numbers(self, first: int, count: int) -> array[int]:
-        """``count`` numbers from ``first`` on, which is beyond all that were asked for before."""
+    def _numbers(self, first: int, count: int) -> memoryview:
+        """``count`` numbers from ``first`` on, which is beyond all that were asked for before.
+        To be copied before the next are asked for."""
         if count > _RAMP_COUNT:
-            return array("Q", np.arange(first, first + count, dtype=np.uint64).tobytes())
+            return np.arange(first, first + count, dtype=np.uint64).data.cast("B").cast("Q")
         at = first - self._ramp_first
         if at + count > _RAMP_COUNT:
-            self._ramp_numbers += at  # the ramp starts at ``first`` now
+            self._ramp += np.uint64(at)  # the ramp starts at ``first`` now
             at, self._ramp_first = 0, first
-        return self._ramp[at : at + count]
+        return self._ramp_view[at : at + count]
 
     def sequences_of(self, pages: Pages) -> Numbers:
         """The sequences of ``pages`` as they are now."""
