@@ -176,8 +176,8 @@ class Bench:
 def grant(file: PoolFile, pages: U32) -> None:
     """Headers and leases as a pager would write them, one lease a sequence."""
     HeaderWriter(file.headers).write(
-        pack_extents(pages), HeaderState.HELD, np.full(len(pages), GRANTED_AT, np.uint64),
-        writer=0, root=0,
+        pack_extents(pages), HeaderState.HELD,
+        np.full(len(pages), GRANTED_AT, np.uint64).tobytes(), writer=0, root=0,
     )  # fmt: skip
     for lease in range(1, BATCH_MAX + 1):
         file.headers.set_lease_word(lease, lease)

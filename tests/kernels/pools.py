@@ -77,8 +77,8 @@ def write_headers(
     Identities count up from ``1000 * mark + 1``."""
     count = len(pages)
     HeaderWriter(table).write(
-        pack_extents(pages), state, np.full(count, sequence, np.uint64), writer=1000 * mark + 3,
-        root=mark, first_identity=1000 * mark + 1, parent=1000 * mark + 2,
+        pack_extents(pages), state, np.full(count, sequence, np.uint64).tobytes(),
+        writer=1000 * mark + 3, root=mark, first_identity=1000 * mark + 1, parent=1000 * mark + 2,
         tokens=pack([mark] * count * table.form.page_size),
         until_ms=1000 * mark + 4 if until_ms is None else until_ms,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def test_a_list_of_headers_is_written_word_by_word_as_the_format_says(
     is_run = count > 0 and ids == [*range(ids[0], ids[0] + count)]
     HeaderWriter(table).write(
         range(ids[0], ids[0] + count) if is_run else pack_extents(pages), HeaderState.COMMITTED,
-        range(first, first + count) if counting else sequences, writer=9, root=3,
+        range(first, first + count) if counting else sequences.tobytes(), writer=9, root=3,
         first_identity=first + 100 if filled else 0, parent=7 if filled else 0,
         tokens=tokens.tobytes() if filled else b"",
         until_ms=until_ms,
@@ -85,7 +85,7 @@ def test_a_mark_changes_states_and_sequences_and_leaves_the_rest() -> None:
     writer = HeaderWriter(table)
     extents = pack_extents([3, 4, 9])
     writer.write(extents, HeaderState.HELD, range(20, 23), writer=5, root=1)
-    writer.mark(extents, HeaderState.DRAINING, np.array([20, 21, 40], np.uint64))
+    writer.mark(extents, HeaderState.DRAINING, np.array([20, 21, 40], np.uint64).tobytes())
     found = table.scan().batch
     assert found.states[[3, 4, 9]].tolist() == [HeaderState.DRAINING] * 3
     assert found.sequences[[3, 4, 9]].tolist() == [20, 21, 40]
@@ -96,7 +96,8 @@ def test_a_mark_changes_states_and_sequences_and_leaves_the_rest() -> None:
 def test_numbers_of_any_list_are_those_that_are_written() -> None:
     table = table_for()
     writer = HeaderWriter(table)
-    writer.write(range(3, 6), HeaderState.HELD, np.array([9, 7, 8], np.uint64), writer=5, root=1)
+    sequences = np.array([9, 7, 8], np.uint64).tobytes()
+    writer.write(range(3, 6), HeaderState.HELD, sequences, writer=5, root=1)
     assert table.scan().batch.sequences[3:6].tolist() == [9, 7, 8]
     before = table.mapped.copy()
     writer.write(range(7, 7), HeaderState.HELD, range(1, 1), writer=5, root=1)
@@ -125,7 +126,7 @@ def test_sequences_and_tokens_must_fit_the_pages() -> None:
     with pytest.raises(ValueError, match="4 bytes are not as many tokens for 0 pages"):
         writer.write(range(0), HeaderState.HELD, range(0), writer=1, root=0, tokens=bytes(4))
     with pytest.raises(ValueError, match="8 bytes are not 2 sequences of 64 bits"):
-        writer.mark(extents, HeaderState.FREE, np.array([1, 2], np.uint32))
+        writer.mark(extents, HeaderState.FREE, np.array([1, 2], np.uint32).tobytes())
     with pytest.raises(ValueError, match="have gaps"):
         writer.mark(extents, HeaderState.FREE, range(9, 5, -2))
     for pages in (range(-1, 1), range(1 << 32, (1 << 32) + 2), range(0, 4, 2)):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.sim.growths import DEAD
 from tests.sim.world import Broken
+from tests.support.ledger_numbers import each_of
 
 from pagemesh.pager.events import (
     HeaderTable,
@@ -80,12 +81,12 @@ class PoolMemory:
         in the middle of the next one."""
         width = 4 * self.page_size
         pages = list(batch.pages)
-        identities, parents = batch.identities, batch.parents
+        identities, parents, sequences = batch.identities, batch.parents, each_of(batch.sequences)
         last = len(pages) if whole_pages is None else min(whole_pages, len(pages))
         for index, page in enumerate(pages[:last]):
-            self._sequence_grows(page, int(batch.sequences[index]))
+            self._sequence_grows(page, sequences[index])
             self.states[page] = int(batch.state)
-            self.sequences[page] = int(batch.sequences[index])
+            self.sequences[page] = sequences[index]
             self.identities[page] = int(identities[index])
             self.parents[page] = int(parents[index])
             self.writers[page] = batch.writer
@@ -97,11 +98,11 @@ class PoolMemory:
             self.states[pages[last]] = int(HeaderState.INVALID)
 
     def set_states(self, batch: SetStates, *, whole_pages: int | None = None) -> None:
-        pages = list(batch.pages)
+        pages, sequences = list(batch.pages), each_of(batch.sequences)
         for index, page in enumerate(pages[:whole_pages]):
-            self._sequence_grows(page, int(batch.sequences[index]))
+            self._sequence_grows(page, sequences[index])
             self.states[page] = int(batch.state)
-            self.sequences[page] = int(batch.sequences[index])
+            self.sequences[page] = sequences[index]
 
     def keep_until(self, command: KeepUntil, *, whole_pages: int | None = None) -> None:
         for page in list(command.pages)[:whole_pages]:

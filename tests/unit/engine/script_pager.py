@@ -133,8 +133,8 @@ class ScriptPager:
         pages = np.array(taken, np.uint32)
         self._sequence += 1
         HeaderWriter(self.file.headers).write(
-            pack_extents(pages), HeaderState.HELD, np.full(count, self._sequence, np.uint64),
-            writer=0, root=0,
+            pack_extents(pages), HeaderState.HELD,
+            np.full(count, self._sequence, np.uint64).tobytes(), writer=0, root=0,
         )  # fmt: skip
         return pages
 

@@ -73,8 +73,8 @@ class Host:
     def grant(self, lease: int, token_count: int) -> U32:
         table = self._pages.table(token_count)
         HeaderWriter(self.store.file.headers).write(
-            pack_extents(table), HeaderState.HELD, np.full(len(table), 5, np.uint64), writer=0,
-            root=0,
+            pack_extents(table), HeaderState.HELD,
+            np.full(len(table), 5, np.uint64).tobytes(), writer=0, root=0,
         )  # fmt: skip
         self.store.file.headers.set_lease_word(lease, lease)
         return table

@@ -61,8 +61,8 @@ class Host:
 
     def publish(self, table: U32, sequence: int) -> None:
         HeaderWriter(self.file.headers).write(
-            pack_extents(table), HeaderState.HELD, np.full(len(table), sequence, np.uint64),
-            writer=0, root=0,
+            pack_extents(table), HeaderState.HELD,
+            np.full(len(table), sequence, np.uint64).tobytes(), writer=0, root=0,
         )  # fmt: skip
 
     def run(self, *rows: StepRow, copies: tuple[tuple[int, int], ...] = ()) -> StepResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.support.ledger_numbers import each_of
 
 from pagemesh.pager.events import Command, HeaderTable, KeepUntil, SetStates, WriteHeaders
 from pagemesh.pager.pages.runs import table_of
@@ -31,7 +32,7 @@ def write(headers: HeaderTable, command: Command) -> None:
         headers.until_ms[pages] = np.maximum(headers.until_ms[pages], command.until_ms)
         return
     headers.states[pages] = command.state
-    headers.sequences[pages] = list(command.sequences)
+    headers.sequences[pages] = each_of(command.sequences)
     if isinstance(command, SetStates):
         if command.state == HeaderState.FREE:
             headers.tokens[pages[headers.until_ms[pages] < FOREVER_MS]] = 0

@@ -7,6 +7,7 @@ from array import array
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.ledger_numbers import each_of
 
 from pagemesh.pager.pages.column import Column
 from pagemesh.pager.pages.pool import PagePool
@@ -35,7 +36,7 @@ def test_pages_have_what_was_put_last(puts: list[Pages], asked: Pages) -> None:
         known |= zip(table_of(pages).tolist(), numbers, strict=True)
     assert column.numbers.tolist() == list(known.values())
     wanted = [known[page] for page in table_of(asked).tolist()]
-    assert list(column.of(asked)) == wanted
+    assert each_of(column.of(asked)) == wanted
     assert column.one(int(asked[0])) == wanted[0]
 
 
@@ -43,7 +44,7 @@ def test_what_was_read_stays_as_it_was() -> None:
     column = Column(4)
     before = column.of(Run(0, 3)), column.of(np.array([0, 2], "<u4"))
     column.put(Run(0, 4), memoryview(array("Q", range(1, 5))))
-    assert [list(one) for one in before] == [[0, 0, 0], [0, 0]]
+    assert [each_of(one) for one in before] == [[0, 0, 0], [0, 0]]
 
 
 @given(st.lists(st.integers(1, 5_000), max_size=12))

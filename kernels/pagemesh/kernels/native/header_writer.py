@@ -10,14 +10,9 @@ from __future__ import annotations
 import struct
 from typing import Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagemesh.kernels.native.headers import HeaderTable, address_of
 from pagemesh.kernels.native.library import library
 from pagemesh.wire.pool_format import HeaderState
-
-U64 = NDArray[np.uint64]
 
 
 class Counting(Protocol):
@@ -32,8 +27,8 @@ class Counting(Protocol):
 
 PageList: TypeAlias = "Counting | bytes"
 """One run, as most lists are, or packed extents: pairs (first page, page count) of uint32."""
-SequenceList: TypeAlias = "Counting | U64"
-"""One ledger number a page."""
+SequenceList: TypeAlias = "Counting | bytes"
+"""One ledger number a page: as they count up, or packed, of 64 bits."""
 _PAGES_MAX = 0xFFFF_FFFF
 _RUN = struct.Struct("<QqqQQQQQQqQII")  # PmHeaderRun of pagemesh_native.h
 
@@ -118,13 +113,12 @@ def _page_list(pages: PageList) -> tuple[int, int, bytes | None]:
 
 def _numbers(sequences: SequenceList, count: int) -> tuple[int, bytes | None]:
     """The first of ``count`` sequences and, unless they count up, all of them packed."""
+    if isinstance(sequences, bytes):
+        if len(sequences) != 8 * count:
+            raise ValueError(f"{len(sequences)} bytes are not {count} sequences of 64 bits")
+        return 0, sequences
     if len(sequences) != count:
         raise ValueError(f"{len(sequences)} sequences for {count} pages")
-    if isinstance(sequences, np.ndarray):
-        packed = sequences.tobytes()
-        if len(packed) != 8 * count:
-            raise ValueError(f"{len(packed)} bytes are not {count} sequences of 64 bits")
-        return 0, packed
     if sequences.stop != sequences.start + count:
         raise ValueError(f"sequences {sequences.start} to {sequences.stop} have gaps")
     return sequences.start, None

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pagemesh.pager.pages.runs import Pages, Run, where
 
 U64Array = NDArray[np.uint64]
-Numbers: TypeAlias = "Run | U64Array"
-"""One a page: a run where they count up."""
+Numbers: TypeAlias = "Run | bytes"
+"""One a page: a run where they count up, or packed, of 64 bits."""
 
 
 class Column:
@@ -46,9 +46,9 @@ class Column:
     def of(self, pages: Pages) -> Numbers:
         """The numbers of ``pages`` as they are now."""
         if not isinstance(pages, Run):
-            return self.numbers[where(pages)]  # picking makes a copy
+            return self.numbers[where(pages)].tobytes()
         start, stop = pages.start, pages.stop
         if stop - start == 1:
             number = self.one(start)
             return Run(number, number + 1)
-        return self.numbers[start:stop].copy()
+        return self._view[start:stop].tobytes()

@@ -180,9 +180,8 @@ class PoolStore:
             # Before ours is stored: who dies in between finds them to be of another still.
             is_lost = self._time.has_restarted(self.file.boot)
             pages = np.flatnonzero(is_cached if is_lost else ends)
-            self._writer.mark(
-                pack_extents(batch.pages[pages]), HeaderState.INVALID, batch.sequences[pages]
-            )
+            sequences = batch.sequences[pages].tobytes()
+            self._writer.mark(pack_extents(batch.pages[pages]), HeaderState.INVALID, sequences)
             states[pages] = HeaderState.INVALID
             self.file.store_boot(self._time.boot)
         until_ms = np.full(len(states), FOREVER_MS)

@@ -1,0 +1,11 @@
+"""Ledger numbers one by one, as whoever stores headers takes them apart."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagemesh.pager.pages.column import Numbers
+
+
+def each_of(numbers: Numbers) -> list[int]:
+    return np.frombuffer(numbers, np.uint64).tolist() if isinstance(numbers, bytes) else [*numbers]
