@@ -27,6 +27,7 @@ constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 constexpr int kRunQueriesMax = PM_LEVEL >= 2 ? 8 : kTileQueries;
 constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
 constexpr int kFetchRuns = 2;     // of a block; the others compute alone
+constexpr int kTurnsMax = 8;      // of so many runs each fetches its share instead
 constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;  // timed with AVX2 alone
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
@@ -95,8 +96,9 @@ void write_out(const AttentionCall& call, long row, long head, State state) {
 }
 
 // What comes next is fetched while a run computes, once or twice: long before it is read and, since
-// some of that is dropped when much is under way, again one vector or strip before.
-enum class Fetch { kNothing, kOnce, kTwice };
+// some of that is dropped when much is under way, again one vector or strip before. Or runs that
+// share a block take turns at its lines, which spreads them over their arithmetic.
+enum class Fetch { kNothing, kOnce, kTwice, kInTurn };
 
 // Whether that pays where memory is fetched far, as it was timed with AVX2 on a Zen 3.
 template <typename T, int Q>
@@ -115,7 +117,11 @@ struct Run {
   int all_end;               // those before it every query sees
   int ends[kRunQueriesMax];  // of each query
   Fetch fetch;
+  int turn = 0, turns = 1;  // of so many lines the one that it fetches
 };
+
+template <typename T>
+constexpr bool kTakesTurns = PM_LEVEL >= 2 && sizeof(typename T::Code) == 4;
 
 // Of so many vectors of codes one begins a cache line.
 template <typename T>
@@ -134,7 +140,7 @@ inline void fetch(const void* memory, bool far, int queries) {
 // While a block's K is read its V is fetched, and during V the next block's K, which has as many
 // vectors.
 template <typename T, int Q, int N, Fetch FETCH>
-void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
+void scores(const AttentionCall& call, const Block<T>& block, const Run& run, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
   const bool far = pm::fetches_far;  // a copy, or it is read for every line
@@ -143,6 +149,7 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
   }
   const int after = vector + N;  // what is read next: vectors of K, then the first strip of V
+  long due = run.turn;
 #pragma GCC unroll kUnroll
   for (long d = 0; d < columns; ++d) {
     V key[N];
@@ -156,13 +163,15 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
         prefetch(block.values[d] + j * kLanes);
       }
     }
-    if (FETCH != Fetch::kNothing && d % kLineVectors<T> == 0) {
+    const bool fetches = FETCH == Fetch::kInTurn ? d == due : d % kLineVectors<T> == 0;
+    if (FETCH != Fetch::kNothing && fetches) {
+      due += run.turns;
       for (int j = 0; j < N; ++j) {
         fetch(block.values[(vector + j) * kLanes] + d * kLanes, far, Q);
       }
     }
     for (int i = 0; i < Q; ++i) {
-      V value = splat(q[i * columns + d]);
+      V value = splat(run.q[i * columns + d]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(value, key[j], sum[i][j]);
     }
   }
@@ -188,19 +197,23 @@ template <typename T, int Q>
 void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run, int low, int high,
                 V (*out)[kBlockVectors]) {
   constexpr int kHeld = kHeldVectors<Q>, kSome = kHeld < 2 ? kHeld : 2;
-  const float* q = run.q;
   const bool all = high - low == kBlockVectors;
   constexpr Fetch kNothing = Fetch::kNothing, kOnce = Fetch::kOnce;
   constexpr Fetch kMost = kFetchesTwice<T, Q> ? Fetch::kTwice : kOnce;
+  constexpr Fetch kShared = kTakesTurns<T> ? Fetch::kInTurn : kOnce;
   if (all && run.fetch == Fetch::kTwice) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, kMost>(call, block, q, low, out);
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kMost>(call, block, run, low, out);
   } else if (all && run.fetch == kOnce) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, kOnce>(call, block, q, low, out);
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kOnce>(call, block, run, low, out);
+  } else if (all && run.fetch == Fetch::kInTurn) {
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kShared>(call, block, run, low, out);
   } else if (all) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, kNothing>(call, block, q, low, out);
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kNothing>(call, block, run, low, out);
   }
-  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, kNothing>(call, block, q, low, out);
-  if (low < high) scores<T, Q, 1, kNothing>(call, block, q, low, out);
+  for (; low + kSome <= high; low += kSome) {
+    scores<T, Q, kSome, kNothing>(call, block, run, low, out);
+  }
+  if (low < high) scores<T, Q, 1, kNothing>(call, block, run, low, out);
 }
 
 // Softmax numerators of the block's slots, and by how much to scale what was summed before.
@@ -271,6 +284,7 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     }
   };
   // The slots of a strip fetch its share of the next K, in order.
+  int due = run.slots.first + run.turn;
   static_assert(kLanes % N == 0, "vectors of K are fetched N rows at a time");
   const long stride = block.key_stride, rows = call.width;
   const auto add_slots = [&](int slot, int end, bool by_all) {
@@ -279,7 +293,10 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
       const int stop = left < end - slot ? slot + static_cast<int>(left) : end;
       auto* keys = block.next_keys[line / rows] + row * stride;
       for (; slot < stop; ++slot, keys += N * stride) {
-        for (int j = 0; j < N; j += kLineVectors<T>) fetch(keys + j * stride, far, Q);
+        if (FETCH != Fetch::kInTurn || slot == due) {
+          due += run.turns;
+          for (int j = 0; j < N; j += kLineVectors<T>) fetch(keys + j * stride, far, Q);
+        }
         add_slot(slot, by_all);
       }
     }
@@ -323,9 +340,11 @@ void take_strip(const AttentionCall& call, const Block<T>& block, const Run& run
 template <typename T, int Q>
 void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
   constexpr Fetch kMost = kFetchesTwice<T, Q> ? Fetch::kTwice : Fetch::kOnce;
+  constexpr Fetch kShared = kTakesTurns<T> ? Fetch::kInTurn : Fetch::kOnce;
   if (part.vectors == 0) return weigh<T, Q>(call, block, run);
   switch (run.fetch) {
     case Fetch::kTwice: return take_strip<T, Q, kMost>(call, block, run, part);
+    case Fetch::kInTurn: return take_strip<T, Q, kShared>(call, block, run, part);
     case Fetch::kOnce: return take_strip<T, Q, Fetch::kOnce>(call, block, run, part);
     default: return take_strip<T, Q, Fetch::kNothing>(call, block, run, part);
   }

@@ -97,6 +97,23 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
   return run;
 }
 
+// Which runs of a block fetch what comes next: of those that see all of it the first ones, or each
+// its share. Of several runs the later ones find what the first one read.
+template <typename T>
+void share_fetches(Run* runs, int run_count) {
+  int whole = 0, fetching = 0;
+  for (int i = 0; i < run_count; ++i) whole += runs[i].slots.end == kBlock;
+  const bool in_turns = kTakesTurns<T> && 1 < whole && whole <= kTurnsMax;
+  const int fetching_max = in_turns ? whole : kFetchRuns;
+  for (int i = 0; i < run_count && fetching < fetching_max; ++i) {
+    if (runs[i].slots.end != kBlock) continue;
+    runs[i].fetch = in_turns ? Fetch::kInTurn : Fetch::kOnce;
+    runs[i].turn = fetching++;
+    runs[i].turns = whole;
+  }
+  if (run_count == 1 && whole && pm::fetches_far) runs[0].fetch = Fetch::kTwice;
+}
+
 // One block for all queries of some rows of a tile: in even runs of those that see it all, of
 // those that see its beginning, and singly those that do not.
 template <typename T>
@@ -109,7 +126,7 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     return seen.first ? kPart : seen.end == kBlock ? kAll : kBeginning;
   };
   const long queries = rows.end * call.group;
-  int run_count = 0, fetching = 0;
+  int run_count = 0;
   for (long query = rows.first * call.group; query < queries;) {
     const Sight sees = sight(query);
     long end = query + 1;
@@ -117,18 +134,13 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     long pieces = sees == kNothing ? 0 : (end - query + kRunQueries<T> - 1) / kRunQueries<T>;
     for (; pieces > 0; --pieces) {
       const long count = (end - query + pieces - 1) / pieces;
-      Run& run = scratch.runs[run_count++];
-      run = run_at(call, tile, start, query, static_cast<int>(count), scratch);
-      if (fetching < kFetchRuns && run.slots.end == kBlock) {
-        run.fetch = Fetch::kOnce;
-        ++fetching;
-      }
+      scratch.runs[run_count++] =
+          run_at(call, tile, start, query, static_cast<int>(count), scratch);
       query += count;
     }
     query = end;
   }
-  // Of several runs the later ones find what the first one read.
-  if (run_count == 1 && fetching && pm::fetches_far) scratch.runs[0].fetch = Fetch::kTwice;
+  share_fetches<T>(scratch.runs, run_count);
   take_block(call, block, scratch.runs, run_count);
 }
 
