@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING, Any
 from ops.bench.aims import OVER_IN_PROCESS, is_slow, of_aim
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
-from ops.bench.stream import Connection, events_of
+from ops.bench.stream import Connection
 from ops.demo_model import stories
 from tests.integration.mesh import Mesh
 
+from pagemesh.cli.benching.timed_stream import events_of
 from pagemesh.runtime.model_folder import find_model
 
 if TYPE_CHECKING:

@@ -27,9 +27,10 @@ import ops.bench.as_workers  # noqa: F401  (before torch)
 import uvloop
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
-from ops.bench.serving.client import Reply, Server, complete, find_server
 from ops.bench.serving.random_model import save
 from tests.integration.mesh import Mesh
+
+from pagemesh.cli.benching.client import Reply, Server, complete, find_server
 
 TEXTS: Mapping[str, Mapping[str, Any]] = {
     "repeats": {"temperature": 0},

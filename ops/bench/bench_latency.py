@@ -29,9 +29,10 @@ import uvloop
 from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
-from ops.bench.serving.client import Reply, Server, complete, find_server
 from ops.bench.serving.random_model import save
 from tests.integration.mesh import Mesh
+
+from pagemesh.cli.benching.client import Reply, Server, complete, find_server
 
 WORDS = range(1_000, 9_000)
 """Token ids that every model has."""

@@ -31,9 +31,10 @@ from ops.bench.cpu import cpu_s
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.run import Run
-from ops.bench.stream import Connection, events_of
+from ops.bench.stream import Connection
 from tests.integration.mesh import Mesh
 
+from pagemesh.cli.benching.timed_stream import events_of
 from pagemesh.runtime.model_folder import find_model
 
 PROMPT_TOKENS = 64

@@ -34,11 +34,12 @@ import uvloop
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.serving import floor, plot, table
-from ops.bench.serving.client import RequestFailedError, Server, find_server
 from ops.bench.serving.load import Round, run_round
 from ops.bench.serving.made_models import model_folder
 from ops.bench.serving.workloads import WORKLOADS, Word, words_of_model
 from tests.integration.mesh import Mesh
+
+from pagemesh.cli.benching.client import RequestFailedError, Server, find_server
 
 DEFAULT_MODEL = "S"
 POOL_BYTES = 2 << 30

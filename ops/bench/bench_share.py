@@ -42,12 +42,13 @@ from numpy.typing import NDArray
 from ops.bench.aims import OUTSIDE_STEPS, of_aim
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
-from ops.bench.serving.client import Reply, Server, find_server
 from ops.bench.serving.load import ask_everyone
 from ops.bench.serving.made_models import model_folder
 from ops.bench.serving.workloads import WORKLOADS, Word, words_of_model
 from ops.bench.step_clock.sitecustomize import FIELDS
 from tests.integration.mesh import Mesh
+
+from pagemesh.cli.benching.client import Reply, Server, find_server
 
 ASKED = ("single", "8 at once")
 PARTS = ("products", "attention", "rows", "sampling")

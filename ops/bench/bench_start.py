@@ -28,10 +28,10 @@ from typing import Any
 
 import uvloop
 from ops.bench.hardware import describe
-from ops.bench.serving.client import Server, complete, find_server
 from ops.bench.serving.made_models import model_folder
 from tests.integration.mesh import Mesh
 
+from pagemesh.cli.benching.client import Server, complete, find_server
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.settings import PagerConfig
 

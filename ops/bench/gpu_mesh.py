@@ -23,13 +23,14 @@ import httpx
 import numpy as np
 import torch
 from ops.bench.gpu_rig import PAGE_SIZE
-from ops.bench.serving.client import find_server
 from ops.bench.serving.load import Round, run_round
 from ops.bench.serving.random_model import save
 from ops.bench.serving.table import medians
 from ops.bench.serving.workloads import WORKLOADS, Workload, words_of_model
 from tests.integration.mesh import Mesh
 from tests.unit.engine.harness import Pages, load_decoder, logits_of
+
+from pagemesh.cli.benching.client import find_server
 
 _PROMPT_COUNT = 6
 _LENGTH_MAX = 300

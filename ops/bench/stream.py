@@ -1,7 +1,7 @@
 """Streamed answers, timed by when their bytes came and read afterwards.
 
 A ``Connection`` is one and as little else as can be: what the client costs is counted as the
-mesh's. (``serving.client`` asks many at once, and any server.)
+mesh's. (``pagemesh.cli.benching`` asks many at once, and any server.)
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 
+from pagemesh.cli.benching.timed_stream import Pieces
+
 _LAST_CHUNK = b"0\r\n\r\n"
-Pieces = Sequence[tuple[float, bytes]]
-"""When bytes came, and what: cut anywhere."""
 
 
 class Connection:
@@ -49,13 +48,3 @@ class Connection:
             if not piece or not pieces[0][1].startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(piece.decode() or "the connection was closed")
         return pieces
-
-
-def events_of(pieces: Pieces) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Server-sent events that are objects, each when its end came."""
-    rest = b""
-    for at_s, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data: {"):
-                yield at_s, json.loads(line[6:])

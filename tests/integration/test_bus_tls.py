@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.certificates import Identity
 
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.bus.tls import tls_context
@@ -23,19 +23,6 @@ pytestmark = pytest.mark.skipif(
 )
 CONF = Path(__file__).parents[2] / "ops" / "nats" / "nats-server-tls.conf"
 PASSWORD = "a password nobody may overhear"
-
-
-class Identity:
-    """A self-made certificate, which is its own authority, and its key."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.key, self.certificate = str(folder / f"{name}-key.pem"), str(folder / f"{name}.pem")
-        command = [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-            "-keyout", self.key, "-out", self.certificate, "-subj", f"/CN={name}",
-            "-addext", "subjectAltName=IP:127.0.0.1",
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import asyncio
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 
 from ops.bench.serving import workloads
-from ops.bench.serving.client import Reply, RequestFailedError, Server, complete
 from ops.bench.serving.workloads import Prompt, Word, Workload
+
+from pagemesh.cli.benching.client import Reply, RequestFailedError, Server, complete
 
 WARM_UP_TOKENS, WARM_UP_OUTPUT_TOKENS = 32, 8
 
@@ -82,18 +82,14 @@ def summary(replies: list[Reply], wall_s: float) -> Round:
     timed = [reply for reply in replies if reply.arrivals_s]
     if not timed:
         raise RequestFailedError("no text came back, so that nothing can be timed")
-    gaps_s = [later - earlier for reply in replies for earlier, later in pairwise(reply.arrivals_s)]
-    per_token_s = [
-        (reply.arrivals_s[-1] - reply.arrivals_s[0]) / max(1, reply.output_tokens - 1)
-        for reply in timed
-    ]
+    gaps_s = [gap for reply in replies for gap in reply.gaps_s]
     known = [reply.cached_tokens for reply in replies if reply.cached_tokens is not None]
     return Round(
         output_tokens_s=sum(reply.output_tokens for reply in replies) / wall_s,
-        first_ms=1e3 * statistics.median(r.arrivals_s[0] - r.sent_s for r in timed),
+        first_ms=1e3 * statistics.median(reply.first_s for reply in timed),
         gap_ms=1e3 * statistics.median(gaps_s) if gaps_s else 0.0,
         gap_p99_ms=1e3 * sorted(gaps_s)[round(0.99 * (len(gaps_s) - 1))] if gaps_s else 0.0,
-        token_ms=1e3 * statistics.median(per_token_s),
+        token_ms=1e3 * statistics.median(reply.token_s for reply in timed),
         wall_s=wall_s,
         cached_tokens=sum(known) if known else None,
     )

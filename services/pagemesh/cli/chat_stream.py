@@ -82,13 +82,13 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
         return httpx.Client(
             base_url=url, headers=headers, timeout=timeout, transport=transport,
             trust_env=False,  # no proxies
-            verify=url.startswith("https:") and _trusted(),
+            verify=url.startswith("https:") and trusted(),
         )  # fmt: skip
     except (httpx.InvalidURL, ValueError):
         raise ConfigError(wrong) from None
 
 
-def _trusted() -> ssl.SSLContext:
+def trusted() -> ssl.SSLContext:
     """Whom the environment has us trust. Raises ``ConfigError``."""
     try:
         return httpx.create_ssl_context()

@@ -26,6 +26,7 @@ class _Lazy(click.Group):
         "up": "Start the whole mesh on this machine and print its URL.",
         "serve": "Run one service: gateway, pager, prefill or decode.",
         "chat": "Talk to a running mesh.",
+        "bench": "Say how fast a running mesh answers.",
         "plan": "Say how much KV memory a model takes and what fits where.",
         "replay": "Say what a prefix cache would have hit on a trace of requests.",
         "cache": "Look at what a mesh caches, pin prefixes, drop what is stale.",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ops.bench.bench_latency import Seen, gaps_ms, percentiles, report
-from ops.bench.serving.client import Reply
+
+from pagemesh.cli.benching.client import Reply
 
 
 def reply(first_s: float, *gaps_s: float) -> Reply:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from ops.bench.bench_serving import keep
-from ops.bench.serving import client, table, workloads
-from ops.bench.serving.client import Reply, RequestFailedError, Server, complete, read_stream
+from ops.bench.serving import table, workloads
 from ops.bench.serving.floor import Machine, Shape, floor_tokens_s
 from ops.bench.serving.load import Round, run_round, summary
 from ops.bench.serving.workloads import WORKLOADS, Word, Workload, prompts, words_of
+from tests.support.answering import Answering
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from pagemesh.cli.benching.client import Reply, RequestFailedError
+
 WORDS = [Word(token, f" word{token}") for token in range(50)]
-
-
-def event(**fields: object) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
-
-
-def chunk(text: str, finish: str | None = None) -> bytes:
-    return event(choices=[{"text": text, "finish_reason": finish}])
 
 
 # Workloads ---------------------------------------------------------------------------------------
@@ -59,69 +50,7 @@ def test_a_model_without_words_of_its_own_is_refused() -> None:
         words_of(Tokenizer(WordLevel({"a": 0}, unk_token="a")))
 
 
-# Reading streams ---------------------------------------------------------------------------------
-
-
-def test_text_counts_when_its_event_is_whole_however_the_bytes_were_cut() -> None:
-    first, second = chunk("a"), chunk("b", "length")
-    pieces = [(1.0, first[:9]), (2.0, first[9:] + second[:5]), (3.0, second[5:])]
-    reply = read_stream(pieces, 0.5, 3.5, 2)
-    assert reply.arrivals_s == (2.0, 3.0)
-    assert (reply.text, reply.output_tokens, reply.cached_tokens) == ("ab", 2, None)
-
-
-def test_tokens_without_text_are_counted_by_the_usage_and_bring_no_arrival() -> None:
-    usage = {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}}
-    stream = chunk("") + chunk("a") + chunk("", "length") + event(choices=[], usage=usage)
-    reply = read_stream([(1.0, stream + b"data: [DONE]\n\n")], 0.0, 1.0, 3)
-    assert (len(reply.arrivals_s), reply.output_tokens, reply.cached_tokens) == (1, 3, 16)
-
-
-@pytest.mark.parametrize(
-    ("stream", "message"),
-    [
-        (chunk("a"), "the stream ended early"),
-        (chunk("a") + event(error={"message": "out of pages"}), "out of pages"),
-    ],
-)
-def test_half_an_answer_is_a_failure(stream: bytes, message: str) -> None:
-    with pytest.raises(RequestFailedError, match=message):
-        read_stream([(1.0, stream)], 0.0, 1.0, 1)
-
-
 # Against a server --------------------------------------------------------------------------------
-
-
-class Answering:
-    """A server that gives as many tokens as it is asked for, ``less`` some."""
-
-    def __init__(self, *, less: int = 0, status: int = 200) -> None:
-        self.bodies: list[dict[str, object]] = []
-        self._less = less
-        self._status = status
-
-    @asynccontextmanager
-    async def listening(self, *, plain: bool = False) -> AsyncIterator[Server]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            yield Server("other", f"http://127.0.0.1:{port}", "m", plain)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        body = json.loads(await reader.readexactly(length))
-        self.bodies.append(body)
-        count = body["max_tokens"] - self._less
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
-        said = [chunk(" so")] * count + [chunk("", "length"), event(choices=[], usage=usage)]
-        writer.write(f"HTTP/1.1 {self._status} X\r\ntransfer-encoding: chunked\r\n\r\n".encode())
-        for data in said:
-            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        writer.close()
-        await writer.wait_closed()
 
 
 async def test_a_round_counts_every_token_and_not_the_warm_up() -> None:
@@ -149,42 +78,6 @@ async def test_a_plain_server_gets_text_and_only_what_openai_has() -> None:
         await run_round(found, Workload(1, 1, 0, 3, 0, 2, 1.0), WORDS, "a")
     assert all(isinstance(body["prompt"], str) for body in server.bodies)
     assert not any({"ignore_eos", "stream_options"} & set(body) for body in server.bodies)
-
-
-async def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
-    async with Answering(less=1).listening() as found:
-        with pytest.raises(RequestFailedError, match="asked for 4 tokens, got 3"):
-            await complete(found, [1, 2], 4)
-
-
-async def test_a_refusal_is_told_with_its_status() -> None:
-    async with Answering(status=503).listening() as found:
-        with pytest.raises(RequestFailedError, match="other: status 503"):
-            await complete(found, [1, 2], 4)
-
-
-async def test_a_server_that_is_not_there_is_named() -> None:
-    async with Answering().listening() as found:
-        pass
-    with pytest.raises(RequestFailedError, match="other is not at http://127"):
-        await complete(found, [1, 2], 4)
-
-
-async def test_a_server_that_never_answers_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client, "ANSWER_S_MAX", 0.05)
-
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            while await reader.read(1_000):
-                pass
-
-    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
-        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        with pytest.raises(RequestFailedError, match="other: no answer within"):
-            await complete(Server("other", url, "m"), [1, 2], 4)
-        await asyncio.sleep(0.05)  # for its end of the connection to close
 
 
 # Figures -----------------------------------------------------------------------------------------

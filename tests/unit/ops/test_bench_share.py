@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from ops.bench.bench_share import Calls, row_of, split, windows_of
-from ops.bench.serving.client import Reply
 from ops.bench.step_clock.sitecustomize import FIELDS
+
+from pagemesh.cli.benching.client import Reply
 
 
 def reply(*arrivals_s: float) -> Reply:

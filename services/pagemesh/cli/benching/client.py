@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httptools
 import httpx
-from ops.bench.stream import Pieces, events_of
+
+from pagemesh.cli.benching.timed_stream import Pieces, events_of
+from pagemesh.wire.errors import PagemeshError
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
 ANSWER_S_MAX = 1_800
@@ -24,13 +29,14 @@ _SHOWN_MAX = 300
 """Characters of a refusal that its error repeats."""
 
 
-class RequestFailedError(Exception):
+class RequestFailedError(PagemeshError):
     """The server refused, broke off, or gave fewer tokens than were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An OpenAI-compatible server at ``url``, without a path.
+    """An OpenAI-compatible server at ``url``, without a path, to which ``key`` is shown and whom
+    ``tls`` has to trust where the URL is https.
 
     A ``plain`` one refuses fields that OpenAI does not have, and token ids for a prompt: it is
     asked with text, and its model must not know an end.
@@ -40,6 +46,8 @@ class Server:
     url: str
     model: str
     plain: bool = False
+    key: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,22 @@ class Reply:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
+
+    @property
+    def first_s(self) -> float:
+        """Until the first text. Only of a reply with some: tokens that make no whole character
+        bring none."""
+        return self.arrivals_s[0] - self.sent_s
+
+    @property
+    def token_s(self) -> float:
+        """A token after the first. Only of a reply with text."""
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / max(1, self.output_tokens - 1)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between chunks with text, of one token or of several."""
+        return [later - earlier for earlier, later in pairwise(self.arrivals_s)]
 
 
 def find_server(name: str, url: str, *, plain: bool = False) -> Server:
@@ -87,16 +111,20 @@ async def complete(
     server: Server, prompt: list[int] | str, output_tokens: int, draw: Mapping[str, Any] = GREEDY
 ) -> Reply:
     """One streamed completion. Raises ``RequestFailedError``."""
-    host, _, port = server.url.removeprefix("http://").partition(":")
+    url = urlsplit(server.url)
+    port = url.port or (443 if server.tls else 80)
     body = json.dumps(completion(server, prompt, output_tokens, draw)).encode()
+    key = f"authorization: Bearer {server.key}\r\n" if server.key else ""
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nhost: {url.netloc}\r\nconnection: close\r\n{key}"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
     exchange = _Exchange(head.encode() + body, loop.create_future())
     try:
-        transport, _ = await loop.create_connection(lambda: exchange, host, int(port or 80))
+        transport, _ = await loop.create_connection(
+            lambda: exchange, str(url.hostname), port, ssl=server.tls
+        )
     except OSError as error:
         raise RequestFailedError(f"{server.name} is not at {server.url}: {error}") from error
     try:
@@ -108,7 +136,7 @@ async def complete(
     finally:
         transport.close()
     if exchange.status != 200:
-        said = b"".join(data for _, data in exchange.pieces).decode(errors="replace")
+        said = _told(b"".join(data for _, data in exchange.pieces))
         raise RequestFailedError(f"{server.name}: status {exchange.status}: {said[:_SHOWN_MAX]}")
     reply = read_stream(exchange.pieces, exchange.sent_s, ended_s, output_tokens)
     if reply.output_tokens != output_tokens:
@@ -150,6 +178,14 @@ def read_stream(pieces: Pieces, sent_s: float, ended_s: float, output_tokens: in
         usage.get("completion_tokens", counted),
         details.get("cached_tokens", timings.get("cache_n")),
     )
+
+
+def _told(body: bytes) -> str:
+    """The message of an error as OpenAI has it, or whatever there is."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body.decode(errors="replace")
 
 
 class _Exchange(asyncio.Protocol):

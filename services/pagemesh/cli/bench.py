@@ -1,0 +1,128 @@
+"""``pagemesh bench``: how fast a running mesh answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import repeat
+from random import Random, randrange
+from typing import Any
+
+import click
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+
+from pagemesh.cli.benching.client import Server, complete
+from pagemesh.cli.benching.load import Outcome, ask_all
+from pagemesh.cli.benching.prompts import SAMPLE, moments, prompts
+from pagemesh.cli.benching.report import Asked, json_report, text_report
+from pagemesh.cli.chat_stream import ChatError, answer_of, client, served_model, trusted
+from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
+from pagemesh.cli.options import check_variables
+from pagemesh.cli.param_types import Number
+from pagemesh.wire.errors import ConfigError
+
+EXIT_FAILED, EXIT_STOPPED = 1, 130
+_CONCURRENCY, _REQUESTS_EACH, _RATE_S = 8, 4, 10
+_WARM_TOKENS = 8
+_SEED_MAX = 1 << 31
+_TOKENS = click.IntRange(1)
+
+
+@click.command()
+@click.option("--requests", "request_count", type=click.IntRange(1), metavar="N", default=None,
+              help="How many.  [default: 4 for each that is asked at once; with --rate those of "
+              "10 seconds]")  # fmt: skip
+@click.option("--concurrency", type=click.IntRange(1, 1 << 14), metavar="N", default=None,
+              help="So many at once, the next when one has its answer.  [default: 8]")  # fmt: skip
+@click.option("--rate", type=Number(0, 1 << 14, min_open=True), default=None, metavar="X",
+              help="Instead: so many a second, at random moments, however many wait.")  # fmt: skip
+@click.option("--input-tokens", type=_TOKENS, metavar="N", default=512, show_default=True,
+              help="Of each prompt, drawn at random.")  # fmt: skip
+@click.option("--shared-tokens", type=click.IntRange(0), metavar="N", default=0, show_default=True,
+              help="Those at the beginning that all prompts have in common.")  # fmt: skip
+@click.option("--output-tokens", type=_TOKENS, metavar="N", default=128, show_default=True,
+              help="Of each answer, likeliest ones; none ends before.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, _SEED_MAX), metavar="N", default=None,
+              help="Repeats prompts and moments; what was asked before may be cached.  "
+              "[default: another each time]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
+@gateway_flags
+@pool_dir_flag
+def bench(
+    request_count: int | None,
+    concurrency: int | None,
+    rate: float | None,
+    input_tokens: int,
+    shared_tokens: int,
+    output_tokens: int,
+    seed: int | None,
+    as_json: bool,
+    **arguments: Any,
+) -> int:
+    """Ask a running mesh many things and say how fast it answers.
+
+    Times are those of a client: from a request's sending to its first text, and between texts.
+    Where it asks for an API key, set PAGEMESH_API_KEY.
+    """
+    check_variables()
+    if rate is not None and concurrency is not None:
+        raise ConfigError("--rate and --concurrency exclude each other; give one of them")
+    if shared_tokens > input_tokens:
+        raise ConfigError("--shared-tokens is more than --input-tokens, of which they are a part")
+    at_once = _CONCURRENCY if concurrency is None else concurrency
+    if request_count is None:
+        request_count = _REQUESTS_EACH * at_once if rate is None else max(1, round(_RATE_S * rate))
+    seed = randrange(_SEED_MAX) if seed is None else seed
+    config = client_config(arguments)
+    with client(config) as http:
+        model, tokens = served_model(http), sample_tokens(http)
+        url = str(http.base_url).rstrip("/")
+    server = Server(
+        model, url, model, key=config.api_key.reveal(),
+        tls=trusted() if url.startswith("https:") else None,
+    )  # fmt: skip
+    asked = Asked(
+        model, url, request_count, at_once if rate is None else None, rate, input_tokens,
+        shared_tokens, output_tokens, seed,
+    )  # fmt: skip
+    outcome = run(server, asked, tokens)
+    if as_json:
+        click.echo(json.dumps(json_report(asked, outcome), indent=2))
+    else:
+        click.echo(text_report(asked, outcome))
+    if outcome.stopped:
+        return EXIT_STOPPED
+    return EXIT_FAILED if outcome.failures else 0
+
+
+def sample_tokens(http: httpx.Client) -> list[int]:
+    """Ids to make prompts of, in order. Raises ``ChatError``."""
+    body = {"prompt": SAMPLE, "add_special_tokens": False}
+    tokens = answer_of(http.post("/tokenize", json=body)).get("tokens")
+    if not tokens:
+        raise ChatError(f"{http.base_url}tokenize names no tokens to make prompts of")
+    return sorted(set(tokens))
+
+
+def run(server: Server, asked: Asked, tokens: list[int]) -> Outcome:
+    """With progress on a terminal's stderr; Ctrl-C ends it early. Raises ``RequestFailedError``
+    when not even a small request, which does not count, gets its answer."""
+    texts = prompts(
+        tokens, asked.requests, asked.input_tokens, asked.shared_tokens, Random(asked.seed)
+    )
+    moments_s = repeat(0.0) if asked.rate is None else moments(asked.rate, Random(asked.seed))
+    [warm] = prompts(tokens, 1, _WARM_TOKENS, 0, Random(f"warm {asked.seed}"))
+    console = Console(stderr=True)
+
+    async def everything(progress: Progress) -> Outcome:
+        await complete(server, warm, 1)
+        task = progress.add_task("asking", total=asked.requests)
+        return await ask_all(
+            server, zip(moments_s, texts, strict=False), asked.output_tokens,
+            concurrency=asked.concurrency, on_end=lambda: progress.advance(task),
+        )  # fmt: skip
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        return asyncio.run(everything(progress))

@@ -1,0 +1,1 @@
+"""How fast a server answers: prompts, the load, and what is told of it."""
