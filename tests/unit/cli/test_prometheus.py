@@ -1,12 +1,17 @@
-"""Alert rules ask for metrics that exist, and say what to do."""
+"""Alert rules and panels ask for metrics that exist, and say what they are about."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from pagemesh.pager.tiers.tier_counts import TierCounts
@@ -14,6 +19,9 @@ from pagemesh.runtime.metrics import REGISTRY
 
 OPS = Path(__file__).parents[3] / "ops"
 MEASURES = ("pagemesh.gateway", "pagemesh.pager", "pagemesh.engine.worker")
+DASHBOARD: dict[str, Any] = json.loads((OPS / "grafana/dashboards/pagemesh.json").read_text())
+PANELS: list[dict[str, Any]] = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
+COLUMNS = 24
 
 
 def rules() -> list[dict[str, Any]]:
@@ -21,14 +29,21 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
 
-def test_every_metric_of_an_alert_exists() -> None:
+def questions() -> Iterator[tuple[str, str]]:
+    """Of rules and panels, with whose they are."""
+    yield from ((rule["alert"], rule["expr"]) for rule in rules())
+    for panel in PANELS:
+        yield from ((panel["title"], target["expr"]) for target in panel["targets"])
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
     for package in MEASURES:
         importlib.import_module(f"{package}.measures")
     importlib.import_module("pagemesh.pager.tier_measures")
     known = {f"{metric.name}{end}" for metric in REGISTRY.collect() for end in ("", "_total")}
-    for rule in rules():
-        for name in re.findall(r"pagemesh_\w+", rule["expr"]):
-            assert re.sub(r"_(bucket|count|sum)$", "", name) in known, f"{rule['alert']}: {name}"
+    for whose, expression in questions():
+        for name in re.findall(r"pagemesh_\w+", expression):
+            assert re.sub(r"_(bucket|count|sum)$", "", name) in known, f"{whose}: {name}"
 
 
 def test_a_service_whose_name_is_gone_is_down_too() -> None:
@@ -61,3 +76,62 @@ def test_prometheus_loads_the_rules() -> None:
     config = yaml.safe_load((OPS / "prometheus" / "prometheus.yml").read_text())
     for name in config["rule_files"]:
         assert (OPS / "prometheus" / name).is_file()
+
+
+# Dashboard ---------------------------------------------------------------------------------------
+
+
+def test_every_panel_says_what_it_shows_and_in_what_unit() -> None:
+    assert len({one["id"] for one in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({one["title"] for one in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        assert panel["title"] and panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert all(target["legendFormat"] for target in panel["targets"])
+
+
+def test_legends_name_labels_that_are_there() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            labels = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            kept = re.findall(r"by \(([\w, ]+)\)", target["expr"])
+            assert all(any(label in each.split(", ") for each in kept) for label in labels)
+
+
+def test_panels_fill_their_rows_and_lie_on_nobody_else() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
+        assert not cells & taken and all(x < COLUMNS for x, _ in cells)
+        taken |= cells
+    assert len(taken) == COLUMNS * (1 + max(y for _, y in taken))
+
+
+def test_grafana_finds_the_dashboard_and_prometheus() -> None:
+    compose = yaml.safe_load((OPS.parent / "compose.yaml").read_text())["services"]
+    mounted = dict(one.split(":")[:2] for one in compose["dashboards"]["volumes"])
+    provided = OPS / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((provided / "dashboards/pagemesh.yaml").read_text())["providers"]
+    assert mounted["./ops/grafana/dashboards"] == provider["options"]["path"]
+    home = compose["dashboards"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/pagemesh.json"
+    (source,) = yaml.safe_load((provided / "datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert any(each.endswith(f":{port}") for each in compose[host]["ports"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_prometheus_understands_every_question(tmp_path: Path) -> None:
+    found = [
+        {"record": f"asked:{number}", "expr": expression.replace("$__rate_interval", "1m")}
+        for number, (_, expression) in enumerate(questions())
+    ]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": found}]}))
+    command = ["promtool", "check", "rules", str(tmp_path / "rules.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
