@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pagemesh.wire.errors import Fault
@@ -45,6 +45,8 @@ class Route:
     """More tokens that it expects on another host, which it passed over for its queue."""
     pages: PagesFrom | None = None
     """Whom to ask for pages in the worker's name; None: it asks for itself."""
+    tokens: U32 | None = field(default=None, compare=False, repr=False)
+    """For which it was chosen."""
 
 
 # Events -------------------------------------------------------------------------------------

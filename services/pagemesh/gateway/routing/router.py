@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.routing.key_memory import KeyMemory
 from pagemesh.gateway.routing.page_index import KEY_BYTES, PageIndex
+from pagemesh.gateway.routing.recent_prompts import RecentPrompts
 from pagemesh.wire.errors import Fault, NoCapacity, NotReady, Superseded
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
@@ -103,6 +104,7 @@ class Router:
     _workers: dict[str, _Known] = field(default_factory=dict)
     _hosts: dict[str, _Host] = field(default_factory=dict)
     _keys: KeyMemory = field(init=False, repr=False)
+    _recent: RecentPrompts = field(default_factory=RecentPrompts, repr=False)
 
     def __post_init__(self) -> None:
         self._keys = KeyMemory(self.secret)
@@ -144,6 +146,7 @@ class Router:
     def lost(self, who: Worker) -> None:
         """A service is gone."""
         known = self._workers.get(who.name)
+        self._recent.lost(who)
         if known is not None and known.worker == who:
             del self._workers[who.name]
         for name, host in list(self._hosts.items()):
@@ -160,6 +163,7 @@ class Router:
 
     def pages_changed(self, message: PagesChanged) -> bool:
         """Apply a pager's event. True when a snapshot must be asked for."""
+        self._recent.told(message.host)
         return self._host(message.host).index.changed(message)
 
     def pages_snapshot(self, message: PagesSnapshot) -> int:
@@ -207,7 +211,7 @@ class Router:
         most_tokens = max(other.predicted_tokens for _, _, other in priced)
         return replace(
             route, elsewhere_tokens=most_tokens - route.predicted_tokens,
-            pages=self._pages_from(route),
+            pages=self._pages_from(route), tokens=want.tokens,
         )  # fmt: skip
 
     def _nobody(self, model: str, want: ChooseRoute) -> Fault:
@@ -229,6 +233,11 @@ class Router:
 
     def count(self, route: Route, change: int) -> None:
         """So many sequences more go by ``route``, or fewer."""
+        taker = self._workers.get(route.worker.name)
+        if change < 0:
+            self._recent.ended(route)
+        elif taker is not None and taker.worker == route.worker and route.tokens is not None:
+            self._recent.sent(route, taker.host, route.tokens)
         known = self._end_of(route)
         if known is not None:
             known.open_count = max(0, known.open_count + change)
@@ -263,10 +272,16 @@ class Router:
         self, names: Iterable[str], root: bytes, facts: ModelFacts, want: ChooseRoute
     ) -> dict[str, int]:
         """By host: how many pages of the prompt are cached in a row from its start, so far as
-        is known."""
+        is known, or soon will be: prompts that went there had them."""
+        found = {
+            name: count // facts.page_size
+            for name, count in self._recent.shared_tokens(root, want.tokens, want.avoid).items()
+        }
         indexes = {name: self._hosts[name].index for name in names if name in self._hosts}
         head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
-        return self._keys.cached_pages(root, head, facts.page_size, indexes)
+        for name, count in self._keys.cached_pages(root, head, facts.page_size, indexes).items():
+            found[name] = max(count, found.get(name, 0))
+        return found
 
     def _pairs(
         self, here: list[_Known], want: ChooseRoute, cached: int
@@ -336,6 +351,7 @@ class Router:
         """Raises ``AssertionError`` when an invariant is broken."""
         assert len(self._workers) <= self.limits.workers_max
         self._keys.check()
+        self._recent.check()
         for host in self._hosts.values():
             host.index.check()
 
