@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.unit.gateway.routes import (
@@ -19,6 +21,7 @@ from tests.unit.gateway.routes import (
 
 from pagemesh.gateway.calls.events import Route, Worker
 from pagemesh.gateway.routing import recent_prompts
+from pagemesh.gateway.routing.key_memory import KeyMemory
 from pagemesh.gateway.routing.recent_prompts import RecentPrompts
 from pagemesh.gateway.routing.router import Router
 from pagemesh.wire.identity import tenant_root
@@ -124,6 +127,31 @@ def test_the_next_turn_goes_straight_to_decode_before_any_pager_has_told(router:
     router.pages_changed(stored("a", 2, 2, first=2))
     assert chosen(router, want(300)).predicted_tokens == 4 * PAGE, "the pager has told"
     router.check()
+
+
+def test_keys_are_made_only_where_the_index_could_change_something(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    look = KeyMemory.cached_pages
+
+    def noted(memory: KeyMemory, root: bytes, tokens: U32, *rest: Any) -> dict[str, int]:
+        looked.append(len(tokens))
+        return look(memory, root, tokens, *rest)
+
+    monkeypatch.setattr(KeyMemory, "cached_pages", noted)
+    for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
+        router.announced(one)
+    first = chosen(router, want(240))
+    router.count(first, 1)
+    for count, looks in ((304, []), (305, [305])):
+        looked.clear()
+        assert chosen(router, want(count)).predicted_tokens == 240
+        assert looked == looks
+    router.announced(worker("d", "decode", host="b"))
+    looked.clear()
+    chosen(router, want(304))
+    assert looked == [304], "there are two hosts"
 
 
 def test_what_begins_alike_goes_to_the_host_that_has_computed_it(router: Router) -> None:

@@ -12,7 +12,7 @@ role is missing, or is to be avoided, the other does all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
@@ -269,7 +269,7 @@ class Router:
                     yield cost, Route(known.worker, other, model_root, root, cached)
 
     def _cached_pages(
-        self, names: Iterable[str], root: bytes, facts: ModelFacts, want: ChooseRoute
+        self, names: Collection[str], root: bytes, facts: ModelFacts, want: ChooseRoute
     ) -> dict[str, int]:
         """By host: how many pages of the prompt are cached in a row from its start, so far as
         is known, or soon will be: prompts that went there had them."""
@@ -277,6 +277,9 @@ class Router:
             name: count // facts.page_size
             for name, count in self._recent.shared_tokens(root, want.tokens, want.avoid).items()
         }
+        uncached = len(want.tokens) - facts.page_size * max(found.values(), default=0)
+        if len(names) == 1 and uncached <= self.limits.short_suffix_tokens:
+            return found  # straight to decode, whatever else is cached
         indexes = {name: self._hosts[name].index for name in names if name in self._hosts}
         head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
         for name, count in self._keys.cached_pages(root, head, facts.page_size, indexes).items():
