@@ -20,16 +20,19 @@ def chunk(text: str, finish: str | None = None) -> bytes:
 
 
 class Answering:
-    """A server that gives as many tokens as it is asked for, ``less`` some, after ``pause_s``.
-    ``at_once_max``: requests that were under way together, at most."""
+    """A server that gives as many tokens as it is asked for, ``less`` some, after ``pause_s``; or it
+    ``says`` something else. ``at_once_max``: requests that were under way together, at most."""
 
-    def __init__(self, *, less: int = 0, status: int = 200, pause_s: float = 0.0) -> None:
+    def __init__(
+        self, *, less: int = 0, status: int = 200, pause_s: float = 0.0, says: bytes = b""
+    ) -> None:
         self.bodies: list[dict[str, object]] = []
         self.heads: list[bytes] = []
         self.at_once = self.at_once_max = 0
         self._less = less
         self._status = status
         self._pause_s = pause_s
+        self._says = says
 
     @asynccontextmanager
     async def listening(
@@ -52,6 +55,7 @@ class Answering:
         count = body["max_tokens"] - self._less
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
         said = [chunk(" so")] * count + [chunk("", "length"), event(choices=[], usage=usage)]
+        said = [self._says] if self._says else said
         writer.write(f"HTTP/1.1 {self._status} X\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         for data in said:
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from itertools import repeat
 from random import Random, randrange
@@ -10,6 +9,7 @@ from typing import Any
 
 import click
 import httpx
+import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
@@ -100,8 +100,11 @@ def bench(
 def sample_tokens(http: httpx.Client) -> list[int]:
     """Ids to make prompts of, in order. Raises ``ChatError``."""
     body = {"prompt": SAMPLE, "add_special_tokens": False}
-    tokens = answer_of(http.post("/tokenize", json=body)).get("tokens")
-    if not tokens:
+    try:
+        tokens = answer_of(http.post("/tokenize", json=body)).get("tokens")
+    except httpx.HTTPError as error:
+        raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
+    if not (isinstance(tokens, list) and tokens and all(type(one) is int for one in tokens)):
         raise ChatError(f"{http.base_url}tokenize names no tokens to make prompts of")
     return sorted(set(tokens))
 
@@ -125,4 +128,4 @@ def run(server: Server, asked: Asked, tokens: list[int]) -> Outcome:
         )  # fmt: skip
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        return asyncio.run(everything(progress))
+        return uvloop.run(everything(progress))

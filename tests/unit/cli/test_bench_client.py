@@ -55,6 +55,13 @@ async def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
             await complete(found, [1, 2], 4)
 
 
+@pytest.mark.parametrize("said", [b"data: {no\n\n", b'data: {"choices": [7]}\n\n'])
+async def test_what_is_no_stream_of_completions_is_a_failure(said: bytes) -> None:
+    async with Answering(says=said).listening() as found:
+        with pytest.raises(RequestFailedError, match="other: no stream of completions"):
+            await complete(found, [1, 2], 4)
+
+
 async def test_a_refusal_is_told_with_its_status() -> None:
     async with Answering(status=503).listening() as found:
         with pytest.raises(RequestFailedError, match="other: status 503"):

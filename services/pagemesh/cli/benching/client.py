@@ -138,7 +138,10 @@ async def complete(
     if exchange.status != 200:
         said = _told(b"".join(data for _, data in exchange.pieces))
         raise RequestFailedError(f"{server.name}: status {exchange.status}: {said[:_SHOWN_MAX]}")
-    reply = read_stream(exchange.pieces, exchange.sent_s, ended_s, output_tokens)
+    try:
+        reply = read_stream(exchange.pieces, exchange.sent_s, ended_s, output_tokens)
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise RequestFailedError(f"{server.name}: no stream of completions: {error}") from error
     if reply.output_tokens != output_tokens:
         raise RequestFailedError(
             f"{server.name}: asked for {output_tokens} tokens, got {reply.output_tokens}"
