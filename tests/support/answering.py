@@ -20,7 +20,7 @@ def chunk(text: str, finish: str | None = None) -> bytes:
 
 
 class Answering:
-    """A server that gives as many tokens as it is asked for, ``less`` some, after ``pause_s``; or it
+    """A server that gives as many tokens as it is asked for, ``less`` some, after ``pause_s``, or
     ``says`` something else. ``at_once_max``: requests that were under way together, at most."""
 
     def __init__(

@@ -175,3 +175,16 @@ def test_what_a_lost_worker_should_have_computed_is_not_expected(router: Router)
     router.count(first, 1)
     router.lost(first.worker)
     assert chosen(router, want(len(TOKENS))).predicted_tokens == 0
+
+
+def test_what_a_host_has_that_is_gone_says_nothing_of_the_one_that_is_there(router: Router) -> None:
+    router.announced(worker("d", "decode", host="a"))
+    first = chosen(router, want(320))
+    router.count(first, 1)
+    router.count(first, -1)
+    router.announced(worker("e", "decode", host="b"))
+    router.announced(pager("b"))
+    router.pages_changed(stored("b", 1, 12))
+    router.lost(first.worker)
+    there = chosen(router, want(320))
+    assert (there.worker.name, there.predicted_tokens) == ("e", 12 * PAGE)

@@ -276,6 +276,7 @@ class Router:
         found = {
             name: count // facts.page_size
             for name, count in self._recent.shared_tokens(root, want.tokens, want.avoid).items()
+            if name in names
         }
         uncached = len(want.tokens) - facts.page_size * max(found.values(), default=0)
         if len(names) == 1 and uncached <= self.limits.short_suffix_tokens:
