@@ -128,4 +128,5 @@ def run(server: Server, asked: Asked, tokens: list[int]) -> Outcome:
         )  # fmt: skip
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        return uvloop.run(everything(progress))
+        outcome: Outcome = uvloop.run(everything(progress))
+    return outcome
