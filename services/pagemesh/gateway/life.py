@@ -282,7 +282,7 @@ class Life:
 
     def _recount(self) -> None:
         """Tell the router what went elsewhere, has ended, or is where it was not before."""
-        core = self.core
+        core, router = self.core, self._around.router
         now: dict[int, tuple[ev.Route, int]] = {}
         for choice in () if self._ended else core.choices:
             if choice.placed:
@@ -292,7 +292,7 @@ class Life:
             _, before = self._counted.get(attempt, (route, 0))
             _, after = now.get(attempt, (route, 0))
             if after != before:
-                self._around.router.count(route, after - before)
+                router.count(route, after - before, answered=core.usage.completion_tokens > 0)
         self._counted = now
 
     def _submit(self, command: ev.SendSubmit) -> None:

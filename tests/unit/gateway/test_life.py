@@ -74,7 +74,7 @@ class OneWay(Router):
         self.reads_cache = read_cache
         return replace(ROUTE, root=b"%032d" % self.chosen_count, pages=self.pages)
 
-    def count(self, route: ev.Route, change: int) -> None:
+    def count(self, route: ev.Route, change: int, *, answered: bool = False) -> None:
         assert change
         self.under_way = self.under_way + Counter({route.root[-1:]: change})
 

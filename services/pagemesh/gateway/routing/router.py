@@ -146,7 +146,6 @@ class Router:
     def lost(self, who: Worker) -> None:
         """A service is gone."""
         known = self._workers.get(who.name)
-        self._recent.lost(who)
         if known is not None and known.worker == who:
             del self._workers[who.name]
         for name, host in list(self._hosts.items()):
@@ -231,13 +230,12 @@ class Router:
             return None
         return PagesFrom(known.host, host.epoch, known.needs)
 
-    def count(self, route: Route, change: int) -> None:
-        """So many sequences more go by ``route``, or fewer."""
+    def count(self, route: Route, change: int, *, answered: bool = False) -> None:
+        """So many sequences more go by ``route``, or fewer: over, and if ``answered`` their prompt
+        was computed."""
         taker = self._workers.get(route.worker.name)
-        if change < 0:
-            self._recent.ended(route)
-        elif taker is not None and taker.worker == route.worker and route.tokens is not None:
-            self._recent.sent(route, taker.host, route.tokens)
+        if change < 0 and answered and taker is not None and route.tokens is not None:
+            self._recent.answered(route.root, route.tokens, taker.host, route.worker)
         known = self._end_of(route)
         if known is not None:
             known.open_count = max(0, known.open_count + change)
@@ -272,7 +270,7 @@ class Router:
         self, names: Collection[str], root: bytes, facts: ModelFacts, want: ChooseRoute
     ) -> dict[str, int]:
         """By host: how many pages of the prompt are cached in a row from its start, so far as
-        is known, or soon will be: prompts that went there had them."""
+        is known, or soon will be: prompts that were answered there had them."""
         found = {
             name: count // facts.page_size
             for name, count in self._recent.shared_tokens(root, want.tokens, want.avoid).items()
