@@ -293,7 +293,7 @@ async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(
     port = free_port()
     async with (
         gateway(server.url, model_folder, PAGEMESH_HTTP_PORT=str(port)) as process,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
     ):
         await _answers(http, "/health/live", 200)
         assert (await http.get("/health/ready")).status_code == 503
