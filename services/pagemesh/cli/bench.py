@@ -19,11 +19,12 @@ from pagemesh.cli.benching.prompts import SAMPLE, moments, prompts
 from pagemesh.cli.benching.report import Asked, json_report, text_report
 from pagemesh.cli.chat_stream import ChatError, answer_of, client, served_model, trusted
 from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
+from pagemesh.cli.main import EXIT_STOPPED
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Number
 from pagemesh.wire.errors import ConfigError
 
-EXIT_FAILED, EXIT_STOPPED = 1, 130
+EXIT_FAILED = 1
 _CONCURRENCY, _REQUESTS_EACH, _RATE_S = 8, 4, 10
 _WARM_TOKENS = 8
 _SEED_MAX = 1 << 31
