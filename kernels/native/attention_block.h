@@ -293,8 +293,9 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
       const long line = at / kLanes * kBlock + slot * N, row = line % rows, left = (rows - row) / N;
       const int stop = left < end - slot ? slot + static_cast<int>(left) : end;
       auto* keys = block.next_keys[line / rows] + row * stride;
-      for (; slot < stop; ++slot, keys += N * stride) {
-        if (FETCH != Fetch::kInTurn || slot == due) {
+      for (long next = row; slot < stop; ++slot, next += N, keys += N * stride) {
+        const bool begins = N >= kLineVectors<T> || next % kLineVectors<T> == 0;
+        if (FETCH == Fetch::kInTurn ? slot == due : begins) {
           due += run.turns;
           for (int j = 0; j < N; j += kLineVectors<T>) fetch(keys + j * stride, far, Q);
         }

@@ -87,4 +87,21 @@ void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code*
   for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
 }
 
+// A line of K, V and scales in every page of memory that the next block begins: what their
+// addresses stand for is looked up for all of them at once. Fetches that have to wait for that, one
+// after the other, hold up what comes after them.
+template <typename T>
+void touch_next(const PmPages& pages, const Block<T>& block) {
+  for (const auto* keys : block.next_keys) {
+    prefetch_far(keys);
+    prefetch_far(keys + pages.value_offset);
+    if (T::kScaled) {
+      auto* codes = const_cast<typename T::Code*>(keys);
+      prefetch_far(scales_of(pages, codes));
+      prefetch_far(scales_of(pages, codes + pages.value_offset));
+    }
+    __asm__ volatile("");  // GCC drops loops that do nothing but fetch
+  }
+}
+
 }  // namespace

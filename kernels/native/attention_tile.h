@@ -165,6 +165,7 @@ void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, 
     const long next = start + kBlock;
     if (next < reach.limit && head.whole_vectors()) {
       locate_keys(head, next, slots_of(reach, next), block.next_keys);
+      touch_next(call.pages, block);
     }
     tile_block(call, tile, rows, block, start, scratch);
   }
