@@ -19,8 +19,14 @@ def start(mesh: Mesh, *arguments: str) -> subprocess.Popen[str]:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("PAGEMESH_")}
     command = [sys.executable, "-m", "pagemesh.cli", "bench", "--url", mesh.url, *arguments]
     return subprocess.Popen(
-        command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,
+    )  # fmt: skip
+
+
+def hear_interrupts() -> None:
+    """What a shell runs in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.slow
