@@ -87,9 +87,9 @@ void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code*
   for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
 }
 
-// A line of K, V and scales in every page of memory that the next block begins: what their
-// addresses stand for is looked up for all of them at once. Fetches that have to wait for that, one
-// after the other, hold up what comes after them.
+// The first line of K, of V and of scales of each vector of the next block: what their addresses
+// stand for is looked up for all of them at once. Fetches that have to wait for that, one after
+// the other, hold up what comes behind them.
 template <typename T>
 void touch_next(const PmPages& pages, const Block<T>& block) {
   for (const auto* keys : block.next_keys) {
