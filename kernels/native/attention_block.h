@@ -288,13 +288,14 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
   int due = run.slots.first + run.turn;
   static_assert(kLanes % N == 0, "vectors of K are fetched N rows at a time");
   const long stride = block.key_stride, rows = call.width;
+  const bool split = N < kLineVectors<T> && stride == kLanes;  // a line has rows of several slots
   const auto add_slots = [&](int slot, int end, bool by_all) {
     while (slot < end) {
       const long line = at / kLanes * kBlock + slot * N, row = line % rows, left = (rows - row) / N;
       const int stop = left < end - slot ? slot + static_cast<int>(left) : end;
       auto* keys = block.next_keys[line / rows] + row * stride;
       for (long next = row; slot < stop; ++slot, next += N, keys += N * stride) {
-        const bool begins = N >= kLineVectors<T> || next % kLineVectors<T> == 0;
+        const bool begins = !split || next % kLineVectors<T> == 0;
         if (FETCH == Fetch::kInTurn ? slot == due : begins) {
           due += run.turns;
           for (int j = 0; j < N; j += kLineVectors<T>) fetch(keys + j * stride, far, Q);
