@@ -375,5 +375,6 @@ def test_of_a_step_that_computed_nothing_since_its_lease_had_ended_nothing_is_le
 
     before = chunk()
     revoked = RowResult(wished.sequence.key, 1, revoked=True)
-    batch.learn((row_of(wished),), [StepResult(1, (revoked,), (70,))])
+    batch.note((row_of(wished),), [StepResult(1, (revoked,), (70,))])
+    batch.learn()
     assert chunk() == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import pytest
 import uvloop
@@ -254,3 +254,70 @@ async def test_a_large_part_of_a_stream_goes_in_pieces_too() -> None:
 
     await write(send, b"x" * (3 * PIECE_BYTES_MAX + 1), more=False)
     assert len(sent) == 4 and max(map(len, sent)) <= PIECE_BYTES_MAX
+
+
+class Writes:
+    """A transport that notes what is written together."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.pieces.append(b"".join(parts))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def test_the_head_of_an_answer_goes_out_with_what_comes_first_behind_it(meet: Meet) -> None:
+    async def handler(send: Send) -> None:
+        written = Writes()
+        served[0].connection._answering.transport._transport = written  # type: ignore[union-attr]
+        await start(send, 200, {})
+        assert not written.pieces
+        await write(send, b"one", more=True)
+        [first] = written.pieces
+        assert first.startswith(b"HTTP/1.1 200 OK\r\n") and first.endswith(b"\r\n\r\n3\r\none\r\n")
+        await write(send, b"two", more=False)
+        assert written.pieces[1:] == [b"3\r\ntwo\r\n0\r\n\r\n"]
+        seen.append(True)
+
+    async def client(found: Served) -> None:
+        served.append(found)
+        await found.ask()
+        assert seen == [True]
+        found.connection.transport.close()
+
+    seen: list[bool] = []
+    served: list[Served] = []
+    meet(handler, client)
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_head_that_nothing_follows_goes_out_with_the_answers_end(meet: Meet, close: bool) -> None:
+    """Answers to HEAD have no body: the next one on the connection came instead of their head."""
+
+    async def handler(send: Send) -> None:
+        await start(send, 200, {"connection": "close"} if close else {}, 5)
+        await write(send, b"" if close else b"12345", more=False)
+
+    async def client(served: Served) -> None:
+        await served.send(GET.replace(b"GET", b"HEAD"))
+        head = await served.read()
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n") and head.endswith(b"\r\n\r\n")
+        assert b"content-length: 5" in head
+        if not close:
+            await served.send(GET)
+            assert (await served.read()).endswith(b"\r\n\r\n12345")
+            served.connection.transport.close()
+        else:
+            assert await served.read() == b""
+
+    meet(handler, client)

@@ -91,6 +91,8 @@ class Connection(HttpToolsProtocol):
         return bool(self._unread)
 
     def on_response_complete(self) -> None:
+        if self._answering is not None:
+            self._answering.transport.flush()  # type: ignore[attr-defined]  # it was a head alone
         super().on_response_complete()
         if self.is_behind:
             self.data_received(b"")
@@ -113,6 +115,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = True
         self._stop_timer()
         super().on_headers_complete()
+        self.cycle.transport = _Answer(self.transport, self.cycle)  # type: ignore[assignment]
         if len(self.pipeline) < AHEAD_COUNT_MAX:  # or nobody would see the client leave
             self.flow.resume_reading()
 
@@ -190,6 +193,38 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self._connection.is_behind:
             super().resume_reading()
+
+
+class _Answer:
+    """Where a request's answer is written: its head goes out with what comes first behind it. Two
+    writes are two calls of the system, and wake the client twice."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._head: bytes | None = None
+        """Not written yet; empty: it was."""
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and self._cycle.response_started:
+            self._head = data
+        elif self._head:
+            self._transport.writelines((self._head, data))
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:

@@ -169,10 +169,7 @@ class WorkerBehaviour(Behaviour[Input]):
             case PoolDiscarded():
                 self.stepper.let_go_discarded()
             case StepsDone():
-                self._spans.steps_ended(event.steps, around.clock.now_us())
-                results = tuple(result for _, result in event.steps)
-                self._feed(StepsFinished(results, event.goes_on, event.readers))
-                measures.steps_ended(event.steps)
+                self._steps_done(event)
             case _:
                 self._feed(event)
         if isinstance(event, Tick):
@@ -260,8 +257,23 @@ class WorkerBehaviour(Behaviour[Input]):
         with self._around.bus.together():
             for command in commands:
                 self._perform(command, asked)
-        if isinstance(event, StepsFinished):
-            self._go_on()
+
+    def _steps_done(self, event: StepsDone) -> None:
+        """First tokens leave before what is noted of them; all else may end their spans."""
+        at_us, is_noted = self._around.clock.now_us(), False
+        results = tuple(result for _, result in event.steps)
+        finished = StepsFinished(results, event.goes_on, event.readers)
+        commands = self._core.take(finished, at_us / 1_000)
+        with self._around.bus.together():
+            for command in commands:
+                if not is_noted and not isinstance(command, SendFrames):
+                    self._spans.steps_ended(event.steps, at_us)
+                    is_noted = True
+                self._perform(command)
+        if not is_noted:
+            self._spans.steps_ended(event.steps, at_us)
+        self._go_on()
+        measures.steps_ended(event.steps)
 
     def _go_on(self) -> None:
         """After a step at once; otherwise when all that came together was heard, so that who was

@@ -93,6 +93,12 @@ def passed_over(wishes: Rows[Wish], chosen: Rows[Wish]) -> frozenset[Sequence]:
     return frozenset(wish.sequence for wish in left if wish.draws or not prompts_go)
 
 
+def _begin(row: Row) -> int:
+    """Tokens before it in its context, or in that of each beam."""
+    beams = row.sequence.beams
+    return beams.length if row.beam_count and beams is not None else row.lease.filled
+
+
 @dataclass(slots=True)
 class Batching:
     """``itl_target_ms``: the longest that somebody who draws should wait for a token; 0: as the
@@ -109,10 +115,23 @@ class Batching:
     costs: StepCosts = field(default_factory=StepCosts)
     readers: Readers = field(default=NO_READERS, init=False)
     """Of other workers of the host, lately."""
+    _noted: list[tuple[Rows[Row], list[int], Rows[StepResult]]] = field(
+        default_factory=list, init=False
+    )
 
-    def learn(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
-        """``results`` of steps over ``rows``, whose leases do not count them as filled yet. Of one
-        whose lease had ended little or nothing was computed: that tells nothing."""
+    def note(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
+        """``results`` of steps over ``rows``, whose leases do not count them as filled yet: there
+        is something to ``learn``."""
+        self._noted.append((rows, [_begin(row) for row in rows], results))
+
+    def learn(self) -> None:
+        """How long steps take, from what was noted."""
+        noted, self._noted = self._noted, []
+        for rows, begins, results in noted:
+            self._learn_from(rows, begins, results)
+
+    def _learn_from(self, rows: Rows[Row], begins: Rows[int], results: Rows[StepResult]) -> None:
+        """Of a row whose lease had ended little or nothing was computed: that tells nothing."""
         if any(row.revoked for result in results for row in result.rows):
             return
         took_us = [step_us for result in results for step_us in result.took_us]
@@ -121,14 +140,13 @@ class Batching:
         middle = (len(took_us) - 1) // 2
         starts: list[int] = []
         prompts = StepShape()
-        for row in rows:
-            beams = row.sequence.beams
-            if row.beam_count and beams is not None:
-                starts += [beams.length] * row.beam_count
+        for row, begin in zip(rows, begins, strict=True):
+            if row.beam_count:
+                starts += [begin] * row.beam_count
             elif row.draws:
-                starts.append(row.lease.filled + middle)
+                starts.append(begin + middle)
             else:
-                prompts += prompt(row.lease.filled, row.count)
+                prompts += prompt(begin, row.count)
         self.costs.observe(drawing(starts) + prompts, sum(took_us) / len(took_us))
 
     def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:

@@ -167,6 +167,7 @@ class WorkerCore:
     def go_on(self) -> list[Command]:
         """What follows from the events that were taken."""
         desk = self._desk
+        self._batching.learn()
         steps.launch(desk, self._batching)
         frames.flush(desk, desk.lines.values())
         self._watch_drain()
@@ -177,7 +178,7 @@ class WorkerCore:
         desk = self._desk
         match event:
             case StepsFinished():
-                self._learn(event)
+                self._note(event)
                 steps.finish(desk, event.results, goes_on=event.goes_on)
             case PagerAnswered() | PeerAnswered():
                 desk.answered(event.call_id, event.message)
@@ -199,12 +200,12 @@ class WorkerCore:
                 self._intake.draining = True
                 self._drain_until_ms = desk.now + event.grace_ms
 
-    def _learn(self, event: StepsFinished) -> None:
+    def _note(self, event: StepsFinished) -> None:
         self._batching.readers = event.readers
         step = self._desk.step
         if step is not None and not step.copies:
             own = [result for result in event.results if result.step == step.number]
-            self._batching.learn(step.rows, own)
+            self._batching.note(step.rows, own)
 
     # Messages -------------------------------------------------------------------------------
 

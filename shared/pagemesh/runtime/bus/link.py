@@ -117,6 +117,7 @@ class Link:
         except asyncio.CancelledError:
             await link.close()
             raise
+        client.read_straight()
         link._spawn(link._watch())
         return link
 

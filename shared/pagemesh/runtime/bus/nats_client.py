@@ -1,12 +1,12 @@
 """nats-py's client without what it does between a socket and whoever waits for what comes in.
 
-    nats-py    read -> parse -> [ queue ] -> a task for each subscription -> callback
-               publish -> pending -> [ queue ] -> a task that flushes -> write
-    here       read -> parse -> callback
+    nats-py    socket -> [ a task that reads ] -> parse -> [ a task of its own ] -> callback
+               publish -> pending -> [ a task that flushes ] -> write
+    here       socket -> parse -> callback
                put -> pending -> ``hand_over``, one write of all there is
 
-Callbacks of the bus only admit, so there is nothing to wait for; a queue costs a turn of the event
-loop, and a message of the mesh's longest way passes six of them.
+Callbacks of the bus only admit, so there is nothing to wait for; a task costs a turn of the event
+loop, and a message of the mesh's longest way passes nine of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from pagemesh.runtime.bus.messages import Headers, Outgoing
+from pagemesh.runtime.bus.straight import StraightReader
 from pagemesh.runtime.logs import get_logger
 
 _HEADER_LINE, _END = "NATS/1.0\r\n", b"\r\n"
@@ -55,6 +56,10 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         super().__init__()
         self._listeners: dict[int, OnMessage] = {}
         self._lost_count = 0
+
+    def read_straight(self) -> None:
+        """Once connected: see ``straight``."""
+        StraightReader(self._transport._io_reader, self._ps, self._process_op_err)
 
     async def listen(self, subject: str, queue: str, on_message: OnMessage) -> Any:
         """nats-py's subscription, whose messages go to ``on_message``. Raises like nats-py."""

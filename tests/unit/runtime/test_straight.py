@@ -1,0 +1,116 @@
+"""What a socket has is parsed at once, and in its order, whatever a parse has to wait for."""
+
+import asyncio
+
+import pytest
+
+from pagemesh.runtime.bus.straight import StraightReader
+
+
+class Parser:
+    """Notes what it is given; waits in the middle of what ``waits`` names, for ``go_on``."""
+
+    def __init__(self, waits: bytes = b"nothing") -> None:
+        self.begun: list[bytes] = []
+        self.ended: list[bytes] = []
+        self.waits = waits
+        self.go_on: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def parse(self, data: bytes) -> None:
+        self.begun.append(data)
+        if data == b"broken":
+            raise ValueError("broken")
+        if data == self.waits:
+            await self.go_on
+            await asyncio.sleep(0)
+        self.ended.append(data)
+
+
+async def _not_wanted(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+async def _read_loop(reader: asyncio.StreamReader, parser: Parser) -> None:
+    """As nats-py reads."""
+    while not reader.at_eof():
+        await parser.parse(await reader.read(1_000))
+
+
+async def _turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_is_parsed_before_anybody_else_has_a_turn() -> None:
+    reader, parser = asyncio.StreamReader(), Parser()
+    StraightReader(reader, parser, _not_wanted)
+    reader.feed_data(b"one")
+    reader.feed_data(b"two")
+    assert parser.ended == [b"one", b"two"]
+
+
+async def test_what_came_before_is_the_read_loops_and_what_follows_comes_after_it() -> None:
+    reader, parser = asyncio.StreamReader(), Parser()
+    reader.feed_data(b"one")
+    loop = asyncio.create_task(_read_loop(reader, parser))
+    StraightReader(reader, parser, _not_wanted)
+    reader.feed_data(b" two")
+    assert not parser.begun
+    await _turns()
+    assert parser.ended == [b"one two"]
+    reader.feed_data(b"three")
+    assert parser.ended == [b"one two", b"three"]
+    reader.feed_eof()
+    await loop
+
+
+@pytest.mark.parametrize("by_loop", [False, True])
+async def test_what_comes_while_a_parse_waits_is_parsed_in_its_turn(by_loop: bool) -> None:
+    reader, parser = asyncio.StreamReader(), Parser(waits=b"one")
+    if by_loop:
+        reader.feed_data(b"one")
+    StraightReader(reader, parser, _not_wanted)
+    loop = asyncio.create_task(_read_loop(reader, parser))
+    if not by_loop:
+        reader.feed_data(b"one")
+    await _turns()
+    reader.feed_data(b"two")
+    reader.feed_data(b"three")
+    await _turns()
+    assert parser.begun == [b"one"]
+    parser.go_on.set_result(None)
+    reader.feed_data(b"four")
+    await _turns(20)
+    assert parser.ended == [b"one", b"two", b"three", b"four"]
+    reader.feed_data(b"five")
+    assert parser.ended[-1] == b"five"
+    reader.feed_eof()
+    await loop
+
+
+async def test_what_a_parse_waits_for_may_fail() -> None:
+    reader, parser = asyncio.StreamReader(), Parser(waits=b"one")
+    failed: list[Exception] = []
+
+    async def on_failure(error: Exception) -> None:
+        failed.append(error)
+
+    StraightReader(reader, parser, on_failure)
+    reader.feed_data(b"one")
+    parser.go_on.set_exception(OSError("gone"))
+    await _turns()
+    assert [str(error) for error in failed] == ["gone"]
+
+
+async def test_what_cannot_be_parsed_is_told() -> None:
+    reader, parser = asyncio.StreamReader(), Parser()
+    told: list[Exception] = []
+
+    async def on_failure(error: Exception) -> None:
+        await asyncio.sleep(0)  # closing takes a while
+        told.append(error)
+
+    StraightReader(reader, parser, on_failure)
+    reader.feed_data(b"broken")
+    await _turns()
+    assert len(told) == 1 and isinstance(told[0], ValueError)
