@@ -26,6 +26,14 @@ async def test_long_payloads_and_what_follows_them_arrive_whole(bus: Bus, size: 
     assert heard == [(data, {"a": "1"}), (b"short", {"a": "1"}), (data, {})]
 
 
+async def test_no_task_stands_between_the_socket_and_a_callback(bus: Bus) -> None:
+    tasks: list[object] = []
+    await bus.subscribe("t.task", lambda _: tasks.append(asyncio.current_task()))
+    bus.publish("t.task", b"one")
+    await bus.barrier()
+    assert tasks == [None]
+
+
 async def test_what_is_no_message_of_ours_costs_others_nothing(
     shared_nats_server: NatsServer, bus: Bus
 ) -> None:

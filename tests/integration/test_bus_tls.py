@@ -46,12 +46,17 @@ async def said_by(config: BusConfig) -> str:
 async def echo(config: BusConfig) -> bytes:
     """A message to ourselves and back."""
 
+    tasks: list[object] = []
+
     def respond(delivery: Delivery) -> None:
+        tasks.append(asyncio.current_task())
         delivery.respond(delivery.data)
 
     async with Bus.connect(config, role="client", name="a") as bus:
         await bus.subscribe("t.echo", respond)
-        return (await bus.request("t.echo", b"said", timeout_ms=5_000)).data
+        said = (await bus.request("t.echo", b"said", timeout_ms=5_000)).data
+    assert tasks == [None], "a task stands between the socket and the callback"
+    return said
 
 
 async def test_a_server_is_believed_when_the_given_authority_vouches_for_it(

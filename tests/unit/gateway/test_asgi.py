@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import pytest
@@ -321,3 +323,21 @@ def test_a_head_that_nothing_follows_goes_out_with_the_answers_end(meet: Meet, c
             assert await served.read() == b""
 
     meet(handler, client)
+
+
+def test_what_was_asked_before_is_forgotten_without_the_garbage_collector(meet: Meet) -> None:
+    async def handler(send: Send) -> None:
+        await send_json(send, b"{}")
+
+    async def client(served: Served) -> None:
+        await served.ask()
+        first = weakref.ref(served.connection.cycle)
+        await served.ask()
+        assert first() is None
+        served.connection.transport.close()
+
+    gc.disable()
+    try:
+        meet(handler, client)
+    finally:
+        gc.enable()

@@ -1,6 +1,8 @@
 """What a socket has is parsed at once, and in its order, whatever a parse has to wait for."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -43,7 +45,7 @@ async def _turns(count: int = 10) -> None:
 
 async def test_what_comes_is_parsed_before_anybody_else_has_a_turn() -> None:
     reader, parser = asyncio.StreamReader(), Parser()
-    StraightReader(reader, parser, _not_wanted)
+    StraightReader(reader, parser, _not_wanted, asyncio.ensure_future)
     reader.feed_data(b"one")
     reader.feed_data(b"two")
     assert parser.ended == [b"one", b"two"]
@@ -53,7 +55,7 @@ async def test_what_came_before_is_the_read_loops_and_what_follows_comes_after_i
     reader, parser = asyncio.StreamReader(), Parser()
     reader.feed_data(b"one")
     loop = asyncio.create_task(_read_loop(reader, parser))
-    StraightReader(reader, parser, _not_wanted)
+    StraightReader(reader, parser, _not_wanted, asyncio.ensure_future)
     reader.feed_data(b" two")
     assert not parser.begun
     await _turns()
@@ -69,7 +71,7 @@ async def test_what_comes_while_a_parse_waits_is_parsed_in_its_turn(by_loop: boo
     reader, parser = asyncio.StreamReader(), Parser(waits=b"one")
     if by_loop:
         reader.feed_data(b"one")
-    StraightReader(reader, parser, _not_wanted)
+    StraightReader(reader, parser, _not_wanted, asyncio.ensure_future)
     loop = asyncio.create_task(_read_loop(reader, parser))
     if not by_loop:
         reader.feed_data(b"one")
@@ -81,7 +83,7 @@ async def test_what_comes_while_a_parse_waits_is_parsed_in_its_turn(by_loop: boo
     parser.go_on.set_result(None)
     reader.feed_data(b"four")
     await _turns(20)
-    assert parser.ended == [b"one", b"two", b"three", b"four"]
+    assert parser.ended[0] == b"one" and b"".join(parser.ended) == b"onetwothreefour"
     reader.feed_data(b"five")
     assert parser.ended[-1] == b"five"
     reader.feed_eof()
@@ -95,7 +97,7 @@ async def test_what_a_parse_waits_for_may_fail() -> None:
     async def on_failure(error: Exception) -> None:
         failed.append(error)
 
-    StraightReader(reader, parser, on_failure)
+    StraightReader(reader, parser, on_failure, asyncio.ensure_future)
     reader.feed_data(b"one")
     parser.go_on.set_exception(OSError("gone"))
     await _turns()
@@ -110,7 +112,42 @@ async def test_what_cannot_be_parsed_is_told() -> None:
         await asyncio.sleep(0)  # closing takes a while
         told.append(error)
 
-    StraightReader(reader, parser, on_failure)
+    StraightReader(reader, parser, on_failure, asyncio.ensure_future)
     reader.feed_data(b"broken")
     await _turns()
     assert len(told) == 1 and isinstance(told[0], ValueError)
+
+
+async def test_what_comes_while_a_parse_waits_is_bounded_by_the_stream() -> None:
+    """Each piece had a task of its own, as many as there were."""
+    made: list[asyncio.Task[None]] = []
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        made.append(asyncio.get_running_loop().create_task(work))
+
+    reader, parser = asyncio.StreamReader(limit=100), Parser(waits=b"one")
+    transport = Pausing()
+    reader.set_transport(transport)
+    StraightReader(reader, parser, _not_wanted, spawn)
+    loop = asyncio.create_task(_read_loop(reader, parser))
+    reader.feed_data(b"one")
+    await _turns()
+    while not transport.is_paused:
+        reader.feed_data(b"x" * 50)
+        await asyncio.sleep(0)
+    assert len(made) == 1 and parser.begun == [b"one"]
+    parser.go_on.set_result(None)
+    await _turns(20)
+    assert not transport.is_paused and len(b"".join(parser.ended)) > 200
+    reader.feed_eof()
+    await loop
+
+
+class Pausing(asyncio.Transport):
+    is_paused = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False

@@ -29,6 +29,8 @@ AHEAD_COUNT_MAX = 16
 """Requests that wait for those before them on their connection; what comes then stays unread."""
 _BITE_BYTES = 4 << 10
 """What is taken up at once may hold so many more of them."""
+_GO_ON = b"HTTP/1.1 100 "
+"""How what is no answer yet begins: the client is to send its body."""
 _REFUSAL = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
     b"connection: close\r\n\r\n"
@@ -115,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = True
         self._stop_timer()
         super().on_headers_complete()
-        self.cycle.transport = _Answer(self.transport, self.cycle)  # type: ignore[assignment]
+        self.cycle.transport = _Answer(self.transport)  # type: ignore[assignment]
         if len(self.pipeline) < AHEAD_COUNT_MAX:  # or nobody would see the client leave
             self.flow.resume_reading()
 
@@ -199,20 +201,20 @@ class _Answer:
     """Where a request's answer is written: its head goes out with what comes first behind it. Two
     writes are two calls of the system, and wake the client twice."""
 
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._cycle = cycle
-        self._head: bytes | None = None
-        """Not written yet; empty: it was."""
+        self._has_begun = False
+        self._head = b""
+        """Not written yet."""
 
     def write(self, data: bytes) -> None:
-        if self._head is None and self._cycle.response_started:
-            self._head = data
-        elif self._head:
+        if self._head:
             self._transport.writelines((self._head, data))
             self._head = b""
-        else:
+        elif self._has_begun or data.startswith(_GO_ON):
             self._transport.write(data)
+        else:
+            self._has_begun, self._head = True, data
 
     def flush(self) -> None:
         if self._head:

@@ -11,8 +11,9 @@ the process ends with it, its lock is freed, and the pager takes its pages back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.core import WorkerCore
@@ -253,25 +254,22 @@ class WorkerBehaviour(Behaviour[Input]):
 
     def _feed(self, event: Event, asked: Message | None = None) -> None:
         self._heard = True
-        commands = self._core.take(event, self._around.clock.now_us() / 1_000)
-        with self._around.bus.together():
-            for command in commands:
-                self._perform(command, asked)
+        self._perform_all(self._core.take(event, self._around.clock.now_us() / 1_000), asked)
 
     def _steps_done(self, event: StepsDone) -> None:
-        """First tokens leave before what is noted of them; all else may end their spans."""
-        at_us, is_noted = self._around.clock.now_us(), False
+        """First tokens leave before what is noted of them; all else may end their spans, be it
+        that pages are given back before them."""
+        at_us = self._around.clock.now_us()
         results = tuple(result for _, result in event.steps)
         finished = StepsFinished(results, event.goes_on, event.readers)
         commands = self._core.take(finished, at_us / 1_000)
+        first = list(takewhile(lambda command: isinstance(command, SendFrames), commands))
         with self._around.bus.together():
-            for command in commands:
-                if not is_noted and not isinstance(command, SendFrames):
-                    self._spans.steps_ended(event.steps, at_us)
-                    is_noted = True
+            for command in first:
                 self._perform(command)
-        if not is_noted:
             self._spans.steps_ended(event.steps, at_us)
+            for command in commands[len(first) :]:
+                self._perform(command)
         self._go_on()
         measures.steps_ended(event.steps)
 
@@ -279,11 +277,13 @@ class WorkerBehaviour(Behaviour[Input]):
         """After a step at once; otherwise when all that came together was heard, so that who was
         let in together is computed together."""
         self._heard = False
-        commands = self._core.go_on()
+        self._perform_all(self._core.go_on())
+        self._around.on_patience()
+
+    def _perform_all(self, commands: Iterable[Command], asked: Message | None = None) -> None:
         with self._around.bus.together():
             for command in commands:
-                self._perform(command)
-        self._around.on_patience()
+                self._perform(command, asked)
 
     def _perform(self, command: Command, asked: Message | None = None) -> None:
         around, at_us = self._around, self._around.clock.now_us()

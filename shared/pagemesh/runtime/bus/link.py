@@ -4,7 +4,7 @@ surprise a caller stops here:
 
 - nats-py's own reconnect may hang on a frozen server and may give up for good; it is off.
 - A PING overtakes what was published before it: ``barrier`` sends two.
-- A PING whose waiter was cancelled kills the client's read loop when its PONG comes: pings
+- A PING whose waiter was cancelled ends the connection when its PONG comes: pings
   run in tasks of their own that nobody cancels while the connection lives.
 - It swallows the cancellation of who waits for it, now and then: ``open`` raises it after all
   (``_cancellable``), and tasks that have to end look at a state besides.
@@ -117,7 +117,7 @@ class Link:
         except asyncio.CancelledError:
             await link.close()
             raise
-        client.read_straight()
+        client.read_straight(link._spawn)
         link._spawn(link._watch())
         return link
 
@@ -222,7 +222,7 @@ class Link:
                 await self._client.unlisten(made)
         self._abort()
         await asyncio.wait({self._spawn(self._end_client())}, timeout=_CLOSE_TIMEOUT_S)
-        # Last: a pong for a ping that was cancelled would break the read loop noisily.
+        # Last: a pong for a ping that was cancelled would end the connection noisily.
         for task in self._tasks:
             task.cancel()
         if self._tasks:

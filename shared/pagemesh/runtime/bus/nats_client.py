@@ -21,7 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from pagemesh.runtime.bus.messages import Headers, Outgoing
-from pagemesh.runtime.bus.straight import StraightReader
+from pagemesh.runtime.bus.straight import Spawn, StraightReader
 from pagemesh.runtime.logs import get_logger
 
 _HEADER_LINE, _END = "NATS/1.0\r\n", b"\r\n"
@@ -42,7 +42,7 @@ class Incoming(msgspec.Struct, frozen=True, gc=False):
 
 
 OnMessage = Callable[[Incoming], None]
-"""Called as soon as a message is read. It must be quick, and raise nothing."""
+"""Called as soon as a message is read, in no task. It must be quick, and raise nothing."""
 
 
 class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for mypy
@@ -57,9 +57,9 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         self._listeners: dict[int, OnMessage] = {}
         self._lost_count = 0
 
-    def read_straight(self) -> None:
+    def read_straight(self, spawn: Spawn) -> None:
         """Once connected: see ``straight``."""
-        StraightReader(self._transport._io_reader, self._ps, self._process_op_err)
+        StraightReader(self._transport._io_reader, self._ps, self._process_op_err, spawn)
 
     async def listen(self, subject: str, queue: str, on_message: OnMessage) -> Any:
         """nats-py's subscription, whose messages go to ``on_message``. Raises like nats-py."""
