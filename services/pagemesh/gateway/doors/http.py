@@ -170,9 +170,12 @@ class HttpDoor:
         def texts(answer: Callable[[bytes, str], Awaitable[bytes]]) -> ASGIApp:
             return _Texts(front, answer, body_bytes_max=bytes_max)
 
+        asked = {
+            "/v1/chat/completions": completions(True),
+            "/v1/completions": completions(False),
+        }
         routes = [
-            Route("/v1/chat/completions", completions(True), methods=["POST"]),
-            Route("/v1/completions", completions(False), methods=["POST"]),
+            *(Route(path, app, methods=["POST"]) for path, app in asked.items()),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
             Route("/health", self._ready, methods=["GET"]),
@@ -184,7 +187,13 @@ class HttpDoor:
             Route("/detokenize", texts(self._detokenize), methods=["POST"]),
         ]
         router = Router(routes, redirect_slashes=False, default=_nothing_here)
-        self.app = for_pages(Guard(router, front.tenants), config.page_origins)
+
+        async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+            """What is asked all the time is not searched for."""
+            app = asked.get(scope["path"]) if scope["method"] == "POST" else None
+            await (app or router)(scope, receive, send)
+
+        self.app = for_pages(Guard(routed, front.tenants), config.page_origins)
 
     async def _models(self, _request: Request) -> Response:
         return _json(models_json(self._front))
