@@ -341,3 +341,28 @@ def test_what_was_asked_before_is_forgotten_without_the_garbage_collector(meet: 
         meet(handler, client)
     finally:
         gc.enable()
+
+
+def test_what_is_no_request_does_not_overtake_a_head_that_waits(meet: Meet) -> None:
+    async def handler(send: Send) -> None:
+        await start(send, 200, {}, 5)
+        await asyncio.sleep(0.05)
+        await write(send, b"12345", more=False)
+
+    async def client(served: Served) -> None:
+        await served.send(GET)
+        await eventually(lambda: served.open_count == 1)
+        await served.send(b"no request at all\r\n\r\n")
+        assert (await served.read()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+    meet(handler, client)
+
+
+def test_a_head_that_waits_for_a_client_that_left_is_dropped() -> None:
+    """uvloop's transports raise when they are closed, where nobody heard of it."""
+    written = Writes()
+    answer = door._Answer(written)  # type: ignore[arg-type]
+    answer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    written.close()
+    answer.close()
+    assert not written.pieces

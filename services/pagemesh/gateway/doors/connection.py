@@ -93,8 +93,7 @@ class Connection(HttpToolsProtocol):
         return bool(self._unread)
 
     def on_response_complete(self) -> None:
-        if self._answering is not None:
-            self._answering.transport.flush()  # type: ignore[attr-defined]  # it was a head alone
+        self._flush_head()  # it was a head alone
         super().on_response_complete()
         if self.is_behind:
             self.data_received(b"")
@@ -152,6 +151,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Say what is wrong, and hang up; in the middle of an answer nothing can be said."""
+        self._flush_head()
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = ApiError(400, msg, code="malformed_http").body()
@@ -162,6 +162,11 @@ class Connection(HttpToolsProtocol):
         self._answering = cycle
         is_old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
+
+    def _flush_head(self) -> None:
+        """What is written past the running answer comes behind its head."""
+        if self._answering is not None:
+            self._answering.transport.flush()  # type: ignore[attr-defined]
 
     def _expect_head(self) -> None:
         """From now on, unless a body or an answer is under way: that one has limits of its own."""
@@ -217,9 +222,9 @@ class _Answer:
             self._has_begun, self._head = True, data
 
     def flush(self) -> None:
-        if self._head:
+        if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
-            self._head = b""
+        self._head = b""
 
     def close(self) -> None:
         self.flush()

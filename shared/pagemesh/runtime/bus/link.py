@@ -264,7 +264,11 @@ class Link:
     async def _ping(self) -> None:
         try:
             await self._client.rtt(timeout=_PING_TIMEOUT_S)
-        except (nats.errors.Error, OSError, TimeoutError) as error:
+        except (
+            nats.errors.Error,
+            OSError,
+            RuntimeError,
+        ) as error:  # the last: uvloop's, when closed
             self._lose(_text(error) or "a ping failed")
 
     async def _watch(self) -> None:
