@@ -18,7 +18,7 @@ from tests.unit.gateway.test_call_facts import END_US, START_US, answered, asked
 
 from pagemesh.gateway import measures
 from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, bad, cancelled, from_fault
-from pagemesh.gateway.calls.call_facts import CallFacts, EndsCounted, outcome_of
+from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted, outcome_of
 from pagemesh.gateway.doors import asgi, bus_door
 from pagemesh.gateway.doors.front import Call
 from pagemesh.runtime.bus import Bus
@@ -76,9 +76,9 @@ def test_series_that_alerts_are_about_are_there_before_their_first_event() -> No
 def test_what_ends_before_it_is_a_call_counts_once() -> None:
     refused = measures.requests.labels("bus", "chat", "refused")
     before = refused._value.get()
-    with pytest.raises(ApiError), EndsCounted("bus", chat=True):
+    with pytest.raises(ApiError), ends_counted("bus", chat=True):
         raise bad("n", "n must be at least 1")
-    with EndsCounted("bus", chat=True):
+    with ends_counted("bus", chat=True):
         pass
     assert refused._value.get() == before + 1
 

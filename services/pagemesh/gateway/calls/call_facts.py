@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from pagemesh.gateway import measures
 from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, from_fault
@@ -42,27 +42,14 @@ def _told(error: Exception) -> ApiError | None:
     return error if isinstance(error, ApiError) else None
 
 
-class EndsCounted:
-    """A context that counts what ends in it as a request, since it never becomes a call."""
-
-    __slots__ = ("_chat", "_door")
-
-    def __init__(self, door: str, *, chat: bool) -> None:
-        self._door = door
-        self._chat = chat
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            endpoint = endpoint_of(chat=self._chat)
-            measures.requests.labels(self._door, endpoint, outcome_of(error)).inc()
+@contextlib.contextmanager
+def ends_counted(door: str, *, chat: bool) -> Iterator[None]:
+    """Counts what ends here as a request, since it never becomes a call."""
+    try:
+        yield
+    except BaseException as error:
+        measures.requests.labels(door, endpoint_of(chat=chat), outcome_of(error)).inc()
+        raise
 
 
 class CallFacts:

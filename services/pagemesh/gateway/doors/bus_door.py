@@ -28,7 +28,7 @@ import msgspec
 
 from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, cancelled, from_fault
 from pagemesh.gateway.api.render import too_large
-from pagemesh.gateway.calls.call_facts import EndsCounted
+from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.doors.finishing import finished
 from pagemesh.gateway.doors.front import Caller, Front
 from pagemesh.gateway.doors.http import models_json
@@ -204,7 +204,7 @@ class BusDoor:
         busy = Busy("too many calls at once", retry_after_ms=1_000)
         if delivery.subject == subjects.MODELS:
             raise busy
-        with EndsCounted(_DOOR, chat=_is_chat(delivery)):
+        with ends_counted(_DOOR, chat=_is_chat(delivery)):
             raise busy
 
     async def _serve(self, delivery: Delivery) -> None:

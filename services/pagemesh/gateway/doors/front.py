@@ -19,7 +19,7 @@ from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
-from pagemesh.gateway.calls.call_facts import CallFacts, EndsCounted
+from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted
 from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
@@ -121,14 +121,14 @@ class Front:
     def asked(self, tenant: str, door: str, *, chat: bool) -> Iterator[None]:
         """``entered`` for a completion, which counts as one even if it is refused."""
         with contextlib.ExitStack() as stack:
-            with EndsCounted(door, chat=chat):
+            with ends_counted(door, chat=chat):
                 stack.enter_context(self.entered(tenant))
             yield
 
     async def parse(self, body: bytes, caller: Caller, *, chat: bool) -> Parsed:
         """Raises ``ApiError``."""
         arrival_us = self.gateway.clock.now_us()
-        with EndsCounted(caller.door, chat=chat):
+        with ends_counted(caller.door, chat=chat):
             ask = await off_loop(
                 len(body), lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
             )
@@ -141,7 +141,7 @@ class Front:
     async def understand(self, parsed: Parsed, caller: Caller) -> Understood:
         """Tokenise it, if it is for the model that is served. Raises ``ApiError``."""
         ask, facts = parsed.ask, self.gateway.known_facts
-        with EndsCounted(caller.door, chat=ask.chat):
+        with ends_counted(caller.door, chat=ask.chat):
             self.check_model(ask.model)
             size = 0 if ask.is_packed else parsed.body_bytes
             # Who shares pages shares these ids too.

@@ -27,7 +27,7 @@ from pagemesh.gateway.api.openai_api import (
     template_values,
 )
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, DONE, sse
-from pagemesh.gateway.calls.call_facts import EndsCounted
+from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import check_token, render
 from pagemesh.gateway.doors.asgi import (
     Guard,
@@ -81,7 +81,7 @@ class _Completions:
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with EndsCounted(_DOOR, chat=self._chat):
+        with ends_counted(_DOOR, chat=self._chat):
             body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
         headers = headers_of(scope)
         tenant = scope["pagemesh.tenant"]
@@ -92,7 +92,7 @@ class _Completions:
             return
         digest = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         now_ms = self._front.gateway.clock.now_ms()
-        with EndsCounted(_DOOR, chat=self._chat):
+        with ends_counted(_DOOR, chat=self._chat):
             known = self._store.begin(tenant, key, digest, now_ms)
         if known is not None:
             await send_json(send, known, headers={"idempotent-replayed": "true"})
