@@ -5,8 +5,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from pagemesh.runtime.bus.link import Link
 from pagemesh.runtime.bus.straight import StraightReader
+from pagemesh.runtime.settings import BusConfig
 
 
 class Parser:
@@ -113,9 +116,11 @@ async def test_what_cannot_be_parsed_is_told() -> None:
         told.append(error)
 
     StraightReader(reader, parser, on_failure, asyncio.ensure_future)
-    reader.feed_data(b"broken")
+    with capture_logs() as logs:
+        reader.feed_data(b"broken")
     await _turns()
     assert len(told) == 1 and isinstance(told[0], ValueError)
+    assert [(one["event"], one["error"]) for one in logs] == [("bus.parse_crashed", told[0])]
 
 
 async def test_what_comes_while_a_parse_waits_is_bounded_by_the_stream() -> None:
@@ -141,6 +146,18 @@ async def test_what_comes_while_a_parse_waits_is_bounded_by_the_stream() -> None
     assert not transport.is_paused and len(b"".join(parser.ended)) > 200
     reader.feed_eof()
     await loop
+
+
+async def test_a_ping_on_a_closed_transport_ends_the_link() -> None:
+    """uvloop raises what is no OSError, and nobody heard of it."""
+
+    class Closed:
+        async def rtt(self, **_options: object) -> float:
+            raise RuntimeError("the handler is closed")
+
+    link = Link(Closed(), BusConfig())  # type: ignore[arg-type]
+    await link._ping()
+    assert link.lost.is_set() and link.reason == "the handler is closed"
 
 
 class Pausing(asyncio.Transport):

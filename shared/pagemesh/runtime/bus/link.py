@@ -264,11 +264,7 @@ class Link:
     async def _ping(self) -> None:
         try:
             await self._client.rtt(timeout=_PING_TIMEOUT_S)
-        except (
-            nats.errors.Error,
-            OSError,
-            RuntimeError,
-        ) as error:  # the last: uvloop's, when closed
+        except (nats.errors.Error, OSError, RuntimeError) as error:  # uvloop's own is the last
             self._lose(_text(error) or "a ping failed")
 
     async def _watch(self) -> None:

@@ -12,6 +12,7 @@ limits of asyncio do not work there from Python 3.12 on.
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
@@ -67,25 +68,19 @@ class StraightReader:
 
 
 async def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    await _Rest(begun, waits_for)
+    await _go_on(begun, waits_for)
 
 
-class _Rest:
+@types.coroutine
+def _go_on(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
     """What is left of a coroutine that was begun by hand, and waits for something."""
-
-    def __init__(self, begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
-        self._begun = begun
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        waits_for = self._waits_for
-        while True:
-            got, raised = None, None
-            try:
-                got = yield waits_for
-            except BaseException as error:
-                raised = error
-            try:
-                waits_for = self._begun.throw(raised) if raised else self._begun.send(got)
-            except StopIteration:
-                return
+    while True:
+        got, raised = None, None
+        try:
+            got = yield waits_for
+        except BaseException as error:
+            raised = error
+        try:
+            waits_for = begun.throw(raised) if raised else begun.send(got)
+        except StopIteration:
+            return
