@@ -21,6 +21,7 @@ import click
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import check_owner, orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import (
+    check_cache,
     check_disk,
     check_model,
     check_room,
@@ -100,6 +101,7 @@ def examine(
         "nats-server": _nats_server,
         "pool folder": _pool_folder,
         "disk folder": _disk_folder,
+        "cache folder": _cache_folder,
         "limits": _limits,
         "model": _model,
         "http address": _http_address,
@@ -178,6 +180,10 @@ def _disk_folder(config: ServiceConfig) -> str:
         return "none is wanted (PAGEMESH_DISK_DIR)"
     check_disk(folder, config.host.host)
     return f"{folder}, takes up to {shown_binary(config.pager.disk_bytes)}"
+
+
+def _cache_folder(config: ServiceConfig) -> str:
+    return f"{check_cache(config.worker.cache_dir)}, for prepared weights"
 
 
 def _limits(_config: ServiceConfig) -> str:

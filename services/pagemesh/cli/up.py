@@ -34,6 +34,7 @@ from pagemesh.cli.mesh.run_folder import (
 )
 from pagemesh.cli.mesh.screen import Screen, announce, fitted
 from pagemesh.cli.mesh.start_checks import (
+    check_cache,
     check_device_room,
     check_disk,
     check_model,
@@ -119,6 +120,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     disk = config.pager.disk_folder
     if disk is not None:
         check_disk(disk, config.host.host)
+    check_cache(config.worker.cache_dir)
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")

@@ -75,6 +75,13 @@ def test_a_folder_for_pages_on_disk_is_looked_at_if_one_is_named(tmp_path: Path)
     assert not refused.ok and "/proc cannot be written" in refused.text
 
 
+def test_the_folder_for_prepared_weights_is_looked_at(tmp_path: Path) -> None:
+    told = findings({"PAGEMESH_CACHE_DIR": str(tmp_path / "new")})["cache folder"]
+    assert told.ok and told.text == f"{tmp_path / 'new'}, for prepared weights"
+    refused = findings({"PAGEMESH_CACHE_DIR": "/proc/weights"})["cache folder"]
+    assert not refused.ok and "/proc cannot be written" in refused.text
+
+
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
@@ -211,7 +218,7 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 14
+    assert found["python"].ok and len(found) == 15
 
 
 def test_what_triton_needs_is_looked_for_where_the_device_is_a_gpu(

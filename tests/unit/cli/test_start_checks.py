@@ -22,6 +22,7 @@ from pagemesh.cli.mesh.run_folder import orphan_pool_bytes, run_folder
 from pagemesh.cli.mesh.screen import Screen, fitted
 from pagemesh.cli.mesh.start_checks import (
     PoolPlan,
+    check_cache,
     check_disk,
     check_room,
     check_settings,
@@ -272,6 +273,22 @@ def test_a_folder_for_pages_on_disk_that_cannot_be_one_is_refused_before_anythin
     assert "(--disk-dir): cannot be written (read-only file system); name another" in line
     number = errno.ENOSPC
     check_disk(tmp_path, "h")
+
+
+def test_a_folder_for_prepared_weights_that_cannot_be_one_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    new = tmp_path / "not" / "there" / "yet"
+    assert check_cache(str(new)) == new
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert check_cache("") == tmp_path / "pagemesh"
+    file = tmp_path / "file"
+    file.touch()
+    line = up_error(capsys, "--cache-dir", str(file / "below"))
+    named = f"PAGEMESH_CACHE_DIR={file / 'below'} (--cache-dir)"
+    assert f"{named}: {file} is not a folder; name another" in line
+    assert "/proc cannot be written" in up_error(capsys, "--cache-dir", "/proc/weights")
 
 
 def test_a_folder_for_pages_on_disk_that_another_mesh_uses_is_refused(

@@ -20,6 +20,7 @@ from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import weights_of
 from pagemesh.engine.coverage import refuse_unsupported
+from pagemesh.engine.files import cache_folder
 from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.kernels.native.library import check_level
 from pagemesh.kernels.native.locks import holder_is_dead
@@ -147,24 +148,41 @@ def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
     return config.pager.pool_bytes if config.worker.device == "cpu" else tier_bytes
 
 
+def check_cache(named: str) -> Path:
+    """The folder for prepared weights, one that is there or can be made. Raises ``ConfigError``."""
+    folder = cache_folder(named)
+    if why := _unusable(folder):
+        raise ConfigError(f"PAGEMESH_CACHE_DIR={folder} (--cache-dir): {why}; name another")
+    return folder
+
+
 def check_disk(folder: Path, host: str) -> None:
     """Whether ``folder`` is one that pages of ``host`` can be kept in, or can be made. A disk that
     is full or fails is the pager's to see: it serves on without. Raises ``ConfigError``."""
+    if why := _unusable(folder):
+        raise _no_disk(folder, why)
+    try:
+        is_taken = not holder_is_dead(DiskPlace(folder, host, 0, b"").path("index"))
+    except OSError as error:
+        raise _no_disk(folder, f"cannot be written ({str(error.strerror).lower()})") from None
+    if is_taken:
+        raise _no_disk(folder, "another mesh keeps its pages there")
+
+
+def _unusable(folder: Path) -> str:
+    """Why nothing can be written to ``folder``, made if it is not there; empty: it can."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:
-        raise _no_disk(folder, str(error.strerror).lower()) from None
+        return str(error.strerror).lower()
     named = "" if existing == folder else f"{existing} "
     if not existing.is_dir():
-        raise _no_disk(folder, f"{existing} is not a folder" if named else "not a folder")
+        return f"{existing} is not a folder" if named else "not a folder"
     try:
         _try_to_write(existing)
-        is_taken = not holder_is_dead(DiskPlace(folder, host, 0, b"").path("index"))
     except OSError as error:
-        why = str(error.strerror).lower()
-        raise _no_disk(folder, f"{named}cannot be written ({why})") from None
-    if is_taken:
-        raise _no_disk(folder, "another mesh keeps its pages there")
+        return f"{named}cannot be written ({str(error.strerror).lower()})"
+    return ""
 
 
 def disk_shortfall(folder: Path, host: str, bytes_max: int) -> str:
