@@ -20,6 +20,16 @@ _rates = metrics.gauge(
 _failures = metrics.counter("pager_disk_failures_total", "Times that the disk tier was given up.")
 
 
+def _rates_of(disk: DiskTier | None) -> dict[str, float]:
+    """Bytes or tokens a millisecond."""
+    cost = disk.cost if disk is not None else None
+    return {
+        "disk_bytes_per_second": cost.disk.read_bytes_per_ms if cost else 0,
+        "memory_bytes_per_second": cost.memory.read_bytes_per_ms if cost else 0,
+        "prefill_tokens_per_second": cost.prefill_tokens_per_ms if cost else 0,
+    }
+
+
 class TierMeasures:
     """Gauges and counters of one pager life; counters go on over lives."""
 
@@ -34,18 +44,14 @@ class TierMeasures:
     def sample(self, disk: DiskTier | None) -> None:
         """A few times a second."""
         _on.set(0 if disk is None else 1)
-        if disk is None:
-            for state in ("used", "free"):
-                _slots.labels(state).set(0)
-            self._tell()  # what happened before it was given up
-            return
-        _slots.labels("used").set(disk.page_count)
-        _slots.labels("free").set(disk.slot_count - disk.page_count)
-        _rates.labels("disk_bytes_per_second").set(1_000 * disk.cost.disk.read_bytes_per_ms)
-        _rates.labels("memory_bytes_per_second").set(1_000 * disk.cost.memory.read_bytes_per_ms)
-        _rates.labels("prefill_tokens_per_second").set(1_000 * disk.cost.prefill_tokens_per_ms)
-        self._counts = disk.counts
-        self._tell()
+        used, slots = (disk.page_count, disk.slot_count) if disk is not None else (0, 0)
+        _slots.labels("used").set(used)
+        _slots.labels("free").set(slots - used)
+        for rate, per_ms in _rates_of(disk).items():
+            _rates.labels(rate).set(1_000 * per_ms)
+        if disk is not None:
+            self._counts = disk.counts
+        self._tell()  # when it was given up, what happened before
 
     def _tell(self) -> None:
         for fate, count in asdict(self._counts).items():

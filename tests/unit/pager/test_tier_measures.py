@@ -107,6 +107,23 @@ def test_what_happened_before_the_disk_was_given_up_is_counted() -> None:
     assert [slots(state) for state in ("used", "free")] == [0, 0]
 
 
+def test_what_was_measured_of_a_disk_that_was_given_up_is_not_told_any_more() -> None:
+    rig, measures = DiskRig(16, slot_count=6), TierMeasures()
+    disk = rig.core.books.disk
+    assert disk is not None
+    disk.cost.prefill_tokens_per_ms = 3.0
+    measures.sample(disk)
+    assert prefill_rate() == 3_000
+    rig.fail()
+    measures.sample(rig.core.books.disk)
+    assert prefill_rate() == 0
+
+
+def prefill_rate() -> float | None:
+    rate = {"rate": "prefill_tokens_per_second"}
+    return REGISTRY.get_sample_value("pagemesh_pager_fetch_rates", rate)
+
+
 def slots(state: str) -> float | None:
     return REGISTRY.get_sample_value("pagemesh_pager_disk_slots", {"state": state})
 
