@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -84,6 +85,18 @@ def test_a_pool_too_large_for_its_folder_is_refused_in_one_line(tmp_path: Path) 
         PoolFile.create(pool_path(tmp_path), huge)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_memory_is_not_filled_first_to_find_that_there_is_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.EIO, "it was tried")
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    test_a_pool_too_large_for_its_folder_is_refused_in_one_line(tmp_path)
+    with pytest.raises(ConfigError, match="it was tried"):
+        PoolFile.create(pool_path(tmp_path), superblock())
 
 
 def test_what_a_killed_pager_left_half_made_is_freed_and_in_nobodys_way(tmp_path: Path) -> None:

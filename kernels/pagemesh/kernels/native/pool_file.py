@@ -72,6 +72,7 @@ class PoolFile:
         try:
             if not try_lock(descriptor):  # at once: an unlocked one is a leftover
                 raise OSError(errno.EAGAIN, "another pager took it for a leftover; try again")
+            _require_room(descriptor, size)
             os.posix_fallocate(descriptor, 0, size)
             if is_memory(descriptor):
                 clear(descriptor, size)
@@ -206,6 +207,14 @@ def _read_superblock(path: Path, descriptor: int) -> Superblock:
     if size < needed:
         raise ConfigError(f"{path} has {size} bytes, its superblock says {needed}; remove it")
     return superblock
+
+
+def _require_room(descriptor: int, size: int) -> None:
+    """Raises ``OSError`` where a file system says by itself that it has no room: memory would be
+    filled to the brim first, at each attempt of a pager that waits for it."""
+    state = os.fstatvfs(descriptor)
+    if state.f_bfree * state.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _no_space(path: Path, size: int, error: OSError) -> str:
