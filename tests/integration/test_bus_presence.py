@@ -15,7 +15,7 @@ from pagemesh.cli import up
 from pagemesh.cli.mesh.roster import check_host_is_free
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.up_config import UpConfig
-from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.directory import Change, Changed, Joined, Lost
 from pagemesh.runtime.discovery import Discovery, Endpoint, ServiceFacts, discoverable
@@ -205,6 +205,16 @@ async def test_every_instance_answers_discovery_by_verb_name_and_id(bus: Bus, ve
         (mine,) = await ask_all(bus, f"$SRV.{verb}.pagemesh.{one.id}")
         assert mine["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
         assert (mine["name"], mine["version"]) == ("pagemesh", "1.2.3")
+
+
+@pytest.mark.parametrize("reply", [subjects.worker("w"), subjects.worker("w").upper()])
+async def test_nobody_speaks_to_a_service_through_discovery(bus: Bus, reply: str) -> None:
+    heard: list[Delivery] = []
+    await bus.subscribe(reply, heard.append)
+    async with discoverable(bus, FACTS):
+        bus.publish("$SRV.PING", b"", reply=reply)
+        assert len(await ask_all(bus, "$SRV.PING")) == 1
+    assert not heard
 
 
 async def test_stats_count_requests_errors_and_time(bus: Bus) -> None:

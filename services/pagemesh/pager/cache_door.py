@@ -102,9 +102,7 @@ class CacheDoor:
 
     def _admit(self, delivery: Delivery) -> None:
         """What asks for no answer, or has it sent to a service, is nobody's call."""
-        operators = f"{subjects.INBOX_PREFIX}_operator."
-        reply = delivery.reply
-        if reply.startswith(operators) or (reply and subjects.may_be_answered(reply)):
+        if subjects.may_be_answered(delivery.reply, operators=True):
             self._admit_call(delivery)
 
 

@@ -49,10 +49,11 @@ class MonotonicClock:
 
 
 def came_us(clock: Clock, then_us: int) -> int:
-    """The time ``then_us`` of ``clock``, a moment ago, in microseconds since 1970: what tells which
-    of two requests came first, whatever hosts they came to. Looked up each time, so that after a
-    jump of the clock the requests of all gateways of a host are soon in order again."""
-    return clock.wall_us() - (clock.now_us() - then_us)
+    """The time ``then_us`` of ``clock``, a moment ago, in microseconds since 1970, 0 where the
+    machine's clock stands before that: what tells which of two requests came first, whatever hosts
+    they came to. Looked up each time, so that after a jump of the clock the requests of all
+    gateways of a host are soon in order again."""
+    return max(0, clock.wall_us() - (clock.now_us() - then_us))
 
 
 def to_multiple(now: float, period: float) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pagemesh.runtime.actor import Actor, Behaviour
 from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.wire.subjects import may_be_answered
 
 API_PREFIX = "$SRV"
 VERBS = ("PING", "INFO", "STATS")
@@ -137,7 +138,13 @@ async def discoverable(
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(actor.run(), name=actor.name)
-        made = [await bus.subscribe(subject, actor.admit) for subject in discovery.subjects()]
+
+        def admit(delivery: Delivery) -> None:
+            """Whoever asks may be anybody: nobody speaks to a service through us."""
+            if may_be_answered(delivery.reply, operators=True):
+                actor.admit(delivery)
+
+        made = [await bus.subscribe(subject, admit) for subject in discovery.subjects()]
         try:
             yield discovery
         finally:

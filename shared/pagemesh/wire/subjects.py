@@ -81,11 +81,17 @@ def inbox_prefix(role: str, name: str) -> str:
     return f"{INBOX_PREFIX}_{role}.{name}"
 
 
-def may_be_answered(reply: str) -> bool:
-    """Whether a service may answer a client there. Any inbox will do, but neither a subject
-    that services listen on nor an inbox of theirs: their word counts more than a client's."""
-    ours = tuple(f"{INBOX_PREFIX}_{role}." for role in BUS_ROLES if role != "client")
-    return not reply.startswith(("pagemesh.", "$", *ours))
+def may_be_answered(reply: str, *, operators: bool = False) -> bool:
+    """Whether a service may answer a client there, or with ``operators`` one of those. Any inbox
+    will do, but neither a subject that services listen on nor an inbox of theirs, since their word
+    counts more than a client's; nor what is no subject. Compared without case: so the server names
+    what it refuses, and a refusal of what nobody listens on would be taken for one of ours."""
+    tokens = reply.lower().split(".")
+    if not all(tokens) or {"*", ">"} & {*tokens}:
+        return False
+    others = {"client", "operator"} if operators else {"client"}
+    ours = {f"{INBOX_PREFIX}_{role}".lower() for role in BUS_ROLES if role not in others}
+    return tokens[0] != "pagemesh" and tokens[0] not in ours and not tokens[0].startswith("$")
 
 
 def template(subject: str) -> str:

@@ -252,6 +252,25 @@ async def test_a_message_that_wants_no_reply_costs_nothing(mesh: FakeMesh, clien
     assert mesh.worker.submits == []
 
 
+@pytest.mark.parametrize("reply", [subjects.worker("w"), subjects.worker("w").upper(), "a..b"])
+async def test_nobody_speaks_to_a_service_through_the_door(
+    mesh: FakeMesh, client: Client, reply: str
+) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "abc"}).encode()
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    await client.subscribe(">", cb=hear)
+    for subject in (subjects.COMPLETIONS, subjects.MODELS):
+        await client.publish(subject, body, reply=reply)
+    await client.request(subjects.MODELS, b"", timeout=5)
+    await asyncio.sleep(0.05)
+    assert mesh.worker.submits == []
+    assert not [message for message in heard if message.subject == reply]
+
+
 async def test_a_call_that_is_not_taken_is_told_so_in_openais_form(
     mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

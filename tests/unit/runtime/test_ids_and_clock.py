@@ -66,3 +66,8 @@ def test_when_somebody_came_does_not_change_however_late_it_is_asked_for() -> No
     at_once_us = came_us(clock, then_us)
     clock.advance_ms(5_000)
     assert came_us(clock, then_us) == at_once_us
+
+
+def test_a_clock_that_stands_before_1970_puts_requests_first_and_not_before_all_numbers() -> None:
+    clock = ManualClock(60_000, booted_us=-86_400_000_000)
+    assert came_us(clock, clock.now_us()) == 0

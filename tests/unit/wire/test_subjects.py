@@ -111,3 +111,29 @@ def test_a_tenant_hears_itself_alone() -> None:
         if any(matches(pattern, subject) for pattern in tenant_permissions("alice").subscribe)
     ]
     assert heard == ["_INBOX_client.alice.a.1"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "client", "operator"),
+    [
+        ("_INBOX.a.1", True, True),
+        ("_INBOX_client.alice.a.1", True, True),
+        ("my.own.inbox", True, True),
+        ("pagemeshes.1", True, True),
+        (subjects.inbox_prefix("operator", "o") + ".1", False, True),
+        (subjects.inbox_prefix("gateway", "g") + ".1", False, False),
+        (subjects.worker("w"), False, False),
+        (subjects.CHAT_COMPLETIONS, False, False),
+        ("$SRV.PING", False, False),
+        # A server that refuses these names them in lower case, as it does the real ones.
+        (subjects.worker("w").upper(), False, False),
+        ("PageMesh.mesh.v1.pager.h", False, False),
+        ("_inbox_GATEWAY.g.1", False, False),
+        *((wrong, False, False) for wrong in ("", ".", "a..b", "a.", ">", "a.>", "a.*.b")),
+    ],
+)
+def test_answers_go_to_inboxes_and_to_nothing_that_services_hear(
+    reply: str, client: bool, operator: bool
+) -> None:
+    assert subjects.may_be_answered(reply) == client
+    assert subjects.may_be_answered(reply, operators=True) == operator

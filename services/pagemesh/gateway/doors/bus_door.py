@@ -182,7 +182,7 @@ class BusDoor:
     def _admit(self, delivery: Delivery) -> None:
         """Start a call in a task of its own. A message without a reply inbox asks nothing, and
         none of our own subjects is one: nobody speaks to a service through us."""
-        if not delivery.reply or not subjects.may_be_answered(delivery.reply):
+        if not subjects.may_be_answered(delivery.reply):
             return
         if len(self._calls) >= CALLS_MAX:
             self._refuse(delivery)
