@@ -18,6 +18,8 @@ import httpx
 import pytest
 from tests.integration.mesh import Mesh
 
+from pagemesh.cli.mesh.run_folder import running_urls
+
 MODEL = "tiny"
 STREAM_COUNT = 24
 OUTPUT_TOKENS = 960  # most of a second, so that a fault finds streams on their way
@@ -117,6 +119,12 @@ def test_every_stream_survives_the_death_of_a_service(
             mesh.wait_idle()
 
 
+def doors(mesh: Mesh) -> list[str]:
+    """The users whose way to the mesh can be found on this machine."""
+    users = ("operator", "client", "gateway")
+    return [user for user in users if running_urls(mesh.pool_dir, user)]
+
+
 def empty_folder(mesh: Mesh) -> None:
     """As systemd does with the shared memory of a user who has logged out; then those die that
     have to find something there when they start."""
@@ -136,6 +144,7 @@ def test_every_stream_survives_that_somebody_empties_the_pool_folder(
         mesh.wait_for(lambda: len(list(mesh.pool_dir.rglob("worker-*.lock"))) == 2, "new locks")
         mesh.wait_ready()
         mesh.wait_idle()
+        mesh.wait_for(lambda: set(doors(mesh)) == {"operator", "client", "gateway"}, "its doors")
         calm = asyncio.run(run_all(mesh, prompts))
         check_unhurt(hurt, calm, "the loss of its files")
         mesh.wait_idle()

@@ -7,12 +7,14 @@ they are, prints one ``ready`` line, brings back what dies, and leaves nothing b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,6 +27,7 @@ from pagemesh.cli.mesh.restarts import RestartLimits
 from pagemesh.cli.mesh.roster import check_host_is_free
 from pagemesh.cli.mesh.run_folder import (
     GATEWAY,
+    SECRET_NAME,
     RunFolder,
     has_damaged_secret,
     orphan_pool_bytes,
@@ -80,6 +83,8 @@ from pagemesh.wire.errors import Fault, PagemeshError
 
 _GRACE_MS = 5_000
 """For a mesh that never served, or that a failure ends: what runs has little time to finish."""
+_KEEP_S = 5.0
+"""How often it is looked whether somebody has emptied the folder that the mesh is found by."""
 up_flags = config_flags(
     UpConfig, WorkerConfig, GatewayConfig, PagerConfig, BusConfig, HostConfig, TelemetryConfig,
     defaults={"PAGEMESH_NATS": "a server of its own", "PAGEMESH_LOG_LEVEL": "warning"},
@@ -174,10 +179,16 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         if disk is not None and has_damaged_secret(disk):
             screen.line(f"disk: the secret in {disk} is damaged; no page there is found any more")
         config = for_eyes(_in_folder(plan.config, folder))
-        write_private(folder.path / url_file_name(GATEWAY), http_url(config) + "\n")
         nats = plan_nats(folder) if plan.own_nats else None
+        files = {folder.path / url_file_name(GATEWAY): http_url(config) + "\n"}
         if nats is None:  # for `pagemesh cache` and `audit`, as with a server of our own
-            write_private(folder.path / url_file_name("operator"), config.bus.url + "\n")
+            files[folder.path / url_file_name("operator")] = config.bus.url + "\n"
+        for path, text in files.items():
+            write_private(path, text)
+        if nats is not None:
+            files |= nats.spec.files
+        if not plan.config.host.secret.is_set:
+            files[folder.path / SECRET_NAME] = config.host.secret.reveal()
         services = plan_services(plan.up, config, nats)
         specs = (*([nats.spec] if nats else []), *services)
         limits = ChildLimits(
@@ -201,9 +212,19 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                 screen.settle()
                 seconds = time.monotonic() - started
                 announce(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
+                keeping = asyncio.create_task(_keep(folder, files), name="keep-folder")
                 await _unless_stopped(tell_of_returns(members, screen), mesh, stop)
+                keeping.cancel()
                 await drain(mesh, screen, drain_ms=config.host.drain_ms)
     return 0
+
+
+async def _keep(folder: RunFolder, files: Mapping[Path, str]) -> None:
+    """While the mesh serves: see ``RunFolder.keep``."""
+    while True:
+        await asyncio.sleep(_KEEP_S)
+        with contextlib.suppress(OSError):  # no room, say: there may be later
+            folder.keep(files)
 
 
 def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:

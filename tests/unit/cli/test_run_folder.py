@@ -56,6 +56,24 @@ def test_two_running_meshes_do_not_share_a_folder(tmp_path: Path) -> None:
         assert not two.adopted
 
 
+def test_a_folder_that_somebody_has_emptied_is_found_again_and_ours(tmp_path: Path) -> None:
+    base = tmp_path / "pools"
+    with run_folder(base, "host") as folder:
+        files = {folder.path / "operator.url": "nats://there\n"}
+        folder.keep(files)
+        kept = folder.lock
+        folder.keep(files)
+        assert folder.lock == kept, "it is there"
+        shutil.rmtree(base)
+        assert running_urls(base, "operator") == {}
+        folder.keep(files)
+        assert running_urls(base, "operator") == dict.fromkeys(files, "nats://there")
+        (folder.path / "host.pool").write_bytes(b"pages")
+        with run_folder(base, "host") as other:
+            assert other.path != folder.path, "it was not taken for an orphan"
+    assert not any(base.iterdir())
+
+
 def test_an_orphan_with_a_pool_is_adopted_with_its_pins_and_its_secret(tmp_path: Path) -> None:
     pager = ("host.pool", "host.holders", "host.pins", "host.retired")
     files = (*pager, "secret", "nats-server.conf", "w.lock")

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.kernels.native.locks import holder_is_dead, is_at
 from pagemesh.runtime.user_paths import naming
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import HOLDERS_SUFFIX, PINS_SUFFIX, POOL_SUFFIX, RETIRED_SUFFIX
@@ -35,11 +35,25 @@ GATEWAY = "gateway"
 _FOLDER_COUNT_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunFolder:
     path: Path
     adopted: bool
     removed_count: int
+    lock: int
+    """The descriptor that holds its ``up.lock``."""
+
+    def keep(self, files: Mapping[Path, str]) -> None:
+        """Put back what somebody has removed of ``files`` and of our lock, without which nobody
+        finds the mesh, and another `up` takes the folder for an orphan. Raises ``OSError``."""
+        put_back(files)
+        if is_at(self.path / LOCK_NAME, self.lock):
+            return
+        with _alone_in(self.path.parent):
+            held = _try_lock(self.path / LOCK_NAME)
+        if held is not None:
+            os.close(self.lock)
+            self.lock = held
 
     def secret(self, disk_folder: Path | None = None) -> str:
         """The mesh's secret: the one that the disk tier's pages are keyed with, else that of the
@@ -124,12 +138,12 @@ def run_folder(base: Path, host: str) -> Iterator[RunFolder]:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(base)
     with _alone_in(base):
-        folder, lock = _adopt_or_make(base, host)
+        folder = _adopt_or_make(base, host)
     try:
         yield folder
     finally:
         _remove(base, folder.path)
-        os.close(lock)
+        os.close(folder.lock)
 
 
 def _remove(base: Path, folder: Path) -> None:
@@ -213,8 +227,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _adopt_or_make(base: Path, host: str) -> tuple[RunFolder, int]:
-    """A folder and the descriptor that holds its lock."""
+def _adopt_or_make(base: Path, host: str) -> RunFolder:
     adopted: Path | None = None
     adopted_lock = 0
     removed = 0
@@ -227,13 +240,13 @@ def _adopt_or_make(base: Path, host: str) -> tuple[RunFolder, int]:
         removed += 1
         os.close(held)
     if adopted is not None:
-        return RunFolder(adopted, True, removed), adopted_lock
+        return RunFolder(adopted, True, removed, adopted_lock)
     path = base / (PREFIX + secrets.token_hex(4))
     path.mkdir(mode=0o700)
     lock = _try_lock(path / LOCK_NAME)
     if lock is None:
         raise ConfigError(f"PAGEMESH_POOL_DIR={base}: file locks do not work there; name another")
-    return RunFolder(path, False, removed), lock
+    return RunFolder(path, False, removed, lock)
 
 
 def _orphans(base: Path) -> Iterator[tuple[Path, int]]:
