@@ -119,10 +119,12 @@ def test_every_stream_survives_the_death_of_a_service(
             mesh.wait_idle()
 
 
-def doors(mesh: Mesh) -> list[str]:
+DOORS = {"operator", "client", "gateway"}
+
+
+def doors(mesh: Mesh) -> set[str]:
     """The users whose way to the mesh can be found on this machine."""
-    users = ("operator", "client", "gateway")
-    return [user for user in users if running_urls(mesh.pool_dir, user)]
+    return {user for user in DOORS if running_urls(mesh.pool_dir, user)}
 
 
 def empty_folder(mesh: Mesh) -> None:
@@ -144,7 +146,7 @@ def test_every_stream_survives_that_somebody_empties_the_pool_folder(
         mesh.wait_for(lambda: len(list(mesh.pool_dir.rglob("worker-*.lock"))) == 2, "new locks")
         mesh.wait_ready()
         mesh.wait_idle()
-        mesh.wait_for(lambda: set(doors(mesh)) == {"operator", "client", "gateway"}, "its doors")
+        mesh.wait_for(lambda: doors(mesh) == DOORS, "its doors")
         calm = asyncio.run(run_all(mesh, prompts))
         check_unhurt(hurt, calm, "the loss of its files")
         mesh.wait_idle()

@@ -1,4 +1,4 @@
-// How products are cut into units at the portable level, for test_shares.py.
+// How products are cut into units at the level PM_LEVEL, for test_shares.py.
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -7,17 +7,33 @@
 #include <algorithm>
 #include <vector>
 
-#define PM_LEVEL 0
 #include "../../kernels/native/vec.h"
 
 #include "../../kernels/native/parallel.h"
 #include "../../kernels/native/linear_block.h"
 
-// Multiply-adds of one row and one panel that the thread with most of them has, of those who each
-// take the next unit when they are done with one. -1: some row of some panel is not in exactly one
-// unit, or a unit is larger than what a thread can carry.
-extern "C" long probe_longest(long rows, long panels, int threads, long unit_panels) {
-  const LinearPlan plan = plan_blocks(rows, panels, threads, unit_panels);
+namespace {
+
+// The largest units that are at least four for each thread.
+LinearPlan largest(long rows, long panels, int threads, long unit_panels) {
+  const long row_blocks = pieces(rows, kUnitRows);
+  const long unit_rows = pieces(pieces(rows, row_blocks), kTileRows) * kTileRows;
+  while (unit_panels > kTilePanels && pieces(panels, unit_panels) * row_blocks < 4 * threads) {
+    unit_panels = unit_panels / 2 > kTilePanels ? unit_panels / 2 : kTilePanels;
+  }
+  const long units = pieces(panels, unit_panels) * row_blocks;
+  return {panels, unit_panels, unit_rows, row_blocks, units, 1};
+}
+
+}  // namespace
+
+// Multiply-adds of one row and one panel, the reading of weights counted as they count it, that the
+// thread with most of them has, of those who each take the next unit when they are done with one.
+// -1: some row of some panel is not in exactly one unit, or a unit is larger than what a thread can
+// carry.
+extern "C" long probe_longest(long rows, long panels, int threads, long unit_panels, int as_large) {
+  const LinearPlan plan = as_large ? largest(rows, panels, threads, unit_panels)
+                                   : plan_blocks(rows, panels, threads, unit_panels);
   std::vector<int> seen(static_cast<size_t>(rows * panels));
   std::vector<long> done(static_cast<size_t>(threads));
   for (long number = 0; number < plan.units; ++number) {
@@ -30,7 +46,7 @@ extern "C" long probe_longest(long rows, long panels, int threads, long unit_pan
         ++seen[static_cast<size_t>(row * panels + panel)];
       }
     }
-    *std::min_element(done.begin(), done.end()) += height * width;
+    *std::min_element(done.begin(), done.end()) += (height + kWeightWork) * width;
   }
   for (const int times : seen) {
     if (times != 1) return -1;

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,10 +80,12 @@ def test_closing_gives_up_the_lock_while_views_keep_the_memory(tmp_path: Path) -
     assert int(view.sum()) == 7 * len(view)
 
 
+HUGE = Superblock(PoolFormat(1 << 24, 16, 1 << 24), 1, b"x" * 32)
+
+
 def test_a_pool_too_large_for_its_folder_is_refused_in_one_line(tmp_path: Path) -> None:
-    huge = Superblock(PoolFormat(1 << 24, 16, 1 << 24), 1, b"x" * 32)
     with pytest.raises(ConfigError, match=r"takes \d+ MiB, \d+ MiB are free") as caught:
-        PoolFile.create(pool_path(tmp_path), huge)
+        PoolFile.create(pool_path(tmp_path), HUGE)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
@@ -94,9 +97,13 @@ def test_memory_is_not_filled_first_to_find_that_there_is_too_little(
         raise OSError(errno.EIO, "it was tried")
 
     monkeypatch.setattr(os, "posix_fallocate", fill)
-    test_a_pool_too_large_for_its_folder_is_refused_in_one_line(tmp_path)
+    with pytest.raises(ConfigError, match=r"takes \d+ MiB, \d+ MiB are free"):
+        PoolFile.create(pool_path(tmp_path), HUGE)
     with pytest.raises(ConfigError, match="it was tried"):
         PoolFile.create(pool_path(tmp_path), superblock())
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=0, f_bfree=0))
+    with pytest.raises(ConfigError, match="it was tried"):  # memory without a limit
+        PoolFile.create(pool_path(tmp_path), HUGE)
 
 
 def test_what_a_killed_pager_left_half_made_is_freed_and_in_nobodys_way(tmp_path: Path) -> None:

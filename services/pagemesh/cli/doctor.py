@@ -26,6 +26,7 @@ from pagemesh.cli.mesh.start_checks import (
     check_model,
     check_room,
     check_settings,
+    disk_shortfall,
     pool_file_bytes,
 )
 from pagemesh.cli.mesh.up_config import (
@@ -179,7 +180,8 @@ def _disk_folder(config: ServiceConfig) -> str:
     if folder is None:
         return "none is wanted (PAGEMESH_DISK_DIR)"
     check_disk(folder, config.host.host)
-    return f"{folder}, takes up to {shown_binary(config.pager.disk_bytes)}"
+    shortfall = disk_shortfall(folder, config.host.host, config.pager.disk_bytes)
+    return shortfall or f"{folder}, takes up to {shown_binary(config.pager.disk_bytes)}"
 
 
 def _cache_folder(config: ServiceConfig) -> str:

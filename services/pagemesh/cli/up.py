@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ from pagemesh.runtime.settings import (
     TelemetryConfig,
     WorkerConfig,
 )
-from pagemesh.wire.errors import Fault, PagemeshError
+from pagemesh.wire.errors import ConfigError, Fault, PagemeshError
 
 _GRACE_MS = 5_000
 """For a mesh that never served, or that a failure ends: what runs has little time to finish."""
@@ -145,7 +145,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
         screen.line(pool.shortfall)
     if disk is not None:
         if shortfall := disk_shortfall(disk, config.host.host, config.pager.disk_bytes):
-            screen.line(shortfall)
+            screen.line(f"disk: {shortfall}")
     defaults = sampling_defaults(found.path, config.gateway.generation_config)
     if defaults.recommended:
         screen.line(
@@ -199,7 +199,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
             for spec in specs:
                 screen.expect(spec.name)
             members = Members([spec.name for spec in services], config, nats)
-            async with supervised(
+            async with _kept(folder, files), supervised(
                 specs, limits=limits, grace_ms=_GRACE_MS,
                 on_line=lambda name, line: _pass_on(screen, name, line),
                 on_change=lambda name, state: _show(screen, members, name, state),
@@ -212,19 +212,28 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                 screen.settle()
                 seconds = time.monotonic() - started
                 announce(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
-                keeping = asyncio.create_task(_keep(folder, files), name="keep-folder")
                 await _unless_stopped(tell_of_returns(members, screen), mesh, stop)
-                keeping.cancel()
                 await drain(mesh, screen, drain_ms=config.host.drain_ms)
     return 0
 
 
-async def _keep(folder: RunFolder, files: Mapping[Path, str]) -> None:
-    """While the mesh serves: see ``RunFolder.keep``."""
-    while True:
-        await asyncio.sleep(_KEEP_S)
-        with contextlib.suppress(OSError):  # no room, say: there may be later
-            folder.keep(files)
+@contextlib.asynccontextmanager
+async def _kept(folder: RunFolder, files: Mapping[Path, str]) -> AsyncIterator[None]:
+    """Within it somebody looks after ``folder``, see ``RunFolder.keep``."""
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(_KEEP_S)
+            # No room, say, or another's: it may be otherwise later.
+            with contextlib.suppress(OSError, ConfigError):
+                folder.keep(files)
+
+    keeping = asyncio.create_task(keep(), name="keep-folder")
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
 
 
 def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:

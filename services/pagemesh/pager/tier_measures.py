@@ -21,13 +21,13 @@ _failures = metrics.counter("pager_disk_failures_total", "Times that the disk ti
 
 
 def _rates_of(disk: DiskTier | None) -> dict[str, float]:
-    """Bytes or tokens a millisecond."""
     cost = disk.cost if disk is not None else None
-    return {
-        "disk_bytes_per_second": cost.disk.read_bytes_per_ms if cost else 0,
-        "memory_bytes_per_second": cost.memory.read_bytes_per_ms if cost else 0,
-        "prefill_tokens_per_second": cost.prefill_tokens_per_ms if cost else 0,
+    per_ms = {
+        "disk_bytes": cost.disk.read_bytes_per_ms if cost else 0,
+        "memory_bytes": cost.memory.read_bytes_per_ms if cost else 0,
+        "prefill_tokens": cost.prefill_tokens_per_ms if cost else 0,
     }
+    return {f"{name}_per_second": 1_000 * rate for name, rate in per_ms.items()}
 
 
 class TierMeasures:
@@ -47,8 +47,8 @@ class TierMeasures:
         used, slots = (disk.page_count, disk.slot_count) if disk is not None else (0, 0)
         _slots.labels("used").set(used)
         _slots.labels("free").set(slots - used)
-        for rate, per_ms in _rates_of(disk).items():
-            _rates.labels(rate).set(1_000 * per_ms)
+        for name, rate in _rates_of(disk).items():
+            _rates.labels(name).set(rate)
         if disk is not None:
             self._counts = disk.counts
         self._tell()  # when it was given up, what happened before

@@ -22,6 +22,7 @@ have done to the cache has others, which no client may use.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -38,6 +39,9 @@ MESH_PREFIX = "pagemesh.mesh.v1"
 PRESENCE = f"{MESH_PREFIX}.presence"
 ASK_PRESENCE = f"{MESH_PREFIX}.ask"
 INBOX_PREFIX = "_INBOX"
+SUBJECT_BYTES_MAX = 1_024
+SUBJECT = re.compile(r"[!-~]+")
+"""Of a subject to send to or to listen on."""
 
 
 def pager(host: str) -> str:
@@ -81,17 +85,27 @@ def inbox_prefix(role: str, name: str) -> str:
     return f"{INBOX_PREFIX}_{role}.{name}"
 
 
+def is_subject(subject: str) -> bool:
+    """Whether it can be sent to: no wildcard, no empty token, nothing that NATS has no way to
+    write."""
+    tokens = subject.split(".")
+    whole = len(subject) <= SUBJECT_BYTES_MAX and SUBJECT.fullmatch(subject) is not None
+    return whole and all(tokens) and not {"*", ">"} & {*tokens}
+
+
 def may_be_answered(reply: str, *, operators: bool = False) -> bool:
-    """Whether a service may answer a client there, or with ``operators`` one of those. Any inbox
-    will do, but neither a subject that services listen on nor an inbox of theirs, since their word
-    counts more than a client's; nor what is no subject. Compared without case: so the server names
-    what it refuses, and a refusal of what nobody listens on would be taken for one of ours."""
-    tokens = reply.lower().split(".")
-    if not all(tokens) or {"*", ">"} & {*tokens}:
-        return False
-    others = {"client", "operator"} if operators else {"client"}
-    ours = {f"{INBOX_PREFIX}_{role}".lower() for role in BUS_ROLES if role not in others}
-    return tokens[0] != "pagemesh" and tokens[0] not in ours and not tokens[0].startswith("$")
+    """Whether a service may answer a client there, or with ``operators`` one of those: in any
+    inbox of theirs, but neither on a subject that services listen on nor in an inbox of a service,
+    since its word counts more than a client's. Nor where one of these is written in other cases:
+    the server refuses that, and nats-py tells the refusal in lower case, as that of the real one.
+    """
+    first, lowered = reply.split(".")[0], reply.split(".")[0].lower()
+    inboxes = {f"{INBOX_PREFIX}_{role}".lower(): role for role in BUS_ROLES}
+    if lowered == INBOX_PREFIX.lower() or lowered in inboxes:
+        heard = {INBOX_PREFIX, f"{INBOX_PREFIX}_client"}
+        heard |= {f"{INBOX_PREFIX}_operator"} if operators else set()
+        return first in heard and is_subject(reply)
+    return lowered != "pagemesh" and not first.startswith("$") and is_subject(reply)
 
 
 def template(subject: str) -> str:

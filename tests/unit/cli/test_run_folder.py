@@ -22,6 +22,7 @@ from pagemesh.cli.mesh.run_folder import (
     check_owner,
     has_damaged_secret,
     orphan_pool_bytes,
+    put_back,
     run_folder,
     running_folders,
     running_urls,
@@ -72,6 +73,45 @@ def test_a_folder_that_somebody_has_emptied_is_found_again_and_ours(tmp_path: Pa
         with run_folder(base, "host") as other:
             assert other.path != folder.path, "it was not taken for an orphan"
     assert not any(base.iterdir())
+
+
+def test_what_is_put_back_is_for_nobody_else_whatever_the_umask(tmp_path: Path) -> None:
+    base, before = tmp_path / "pools", os.umask(0o002)
+    try:
+        with run_folder(base, "host") as folder:
+            shutil.rmtree(base)
+            folder.keep({folder.path / "operator.url": "nats://there\n"})
+            for place in (base, folder.path):
+                assert place.stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
+
+
+def test_nothing_is_put_back_where_others_may_write(tmp_path: Path) -> None:
+    base = tmp_path / "pools"
+    with run_folder(base, "host") as folder:
+        shutil.rmtree(base)
+        base.mkdir()
+        base.chmod(0o777)
+        files = {folder.path / "operator.url": "nats://there\n"}
+        for put in (folder.keep, put_back):
+            with pytest.raises(ConfigError, match="must be yours and writable by nobody else"):
+                put(files)
+        assert not any(base.rglob("*"))
+
+
+def test_a_folder_that_another_mesh_has_by_now_is_left_to_it(tmp_path: Path) -> None:
+    base = tmp_path / "pools"
+    with run_folder(base, "host") as folder:
+        shutil.rmtree(folder.path)
+        folder.path.mkdir(mode=0o700)
+        other = os.open(folder.path / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another `pagemesh up` has it"):
+            folder.keep({folder.path / "operator.url": "nats://there\n"})
+        assert [path.name for path in folder.path.iterdir()] == [LOCK_NAME]
+    assert folder.path.exists()
+    os.close(other)
 
 
 def test_an_orphan_with_a_pool_is_adopted_with_its_pins_and_its_secret(tmp_path: Path) -> None:

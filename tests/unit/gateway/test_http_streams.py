@@ -90,7 +90,8 @@ async def test_a_key_of_one_path_is_used_for_another(http: httpx.AsyncClient) ->
 
 
 @pytest.mark.parametrize(
-    ("roles", "told"), [(("decode",), {"max_model_len": FACTS.context_tokens_max}), ((), {})]
+    ("roles", "told"),
+    [(("decode",), {"max_model_len": FACTS.pool_pages * FACTS.page_size}), ((), {})],
 )
 async def test_a_model_is_listed_with_its_length_where_somebody_serves_it(
     shared_nats_server: NatsServer, model_folder: Path, roles: tuple[Role, ...],

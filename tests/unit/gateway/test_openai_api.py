@@ -215,6 +215,13 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_a_message_without_words_lacks_a_parameter() -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[{"role": "user"}])
+    assert caught.value.code == "missing_required_parameter"
+    assert caught.value.message == "missing parameter: messages[0].content"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

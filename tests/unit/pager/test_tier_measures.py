@@ -113,15 +113,16 @@ def test_what_was_measured_of_a_disk_that_was_given_up_is_not_told_any_more() ->
     assert disk is not None
     disk.cost.prefill_tokens_per_ms = 3.0
     measures.sample(disk)
-    assert prefill_rate() == 3_000
+    assert rates()["prefill_tokens_per_second"] == 3_000
     rig.fail()
     measures.sample(rig.core.books.disk)
-    assert prefill_rate() == 0
+    assert set(rates().values()) == {0}
 
 
-def prefill_rate() -> float | None:
-    rate = {"rate": "prefill_tokens_per_second"}
-    return REGISTRY.get_sample_value("pagemesh_pager_fetch_rates", rate)
+def rates() -> dict[str, float | None]:
+    names = ("disk_bytes_per_second", "memory_bytes_per_second", "prefill_tokens_per_second")
+    metric = "pagemesh_pager_fetch_rates"
+    return {name: REGISTRY.get_sample_value(metric, {"rate": name}) for name in names}
 
 
 def slots(state: str) -> float | None:

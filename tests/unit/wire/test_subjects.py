@@ -125,11 +125,28 @@ def test_a_tenant_hears_itself_alone() -> None:
         (subjects.worker("w"), False, False),
         (subjects.CHAT_COMPLETIONS, False, False),
         ("$SRV.PING", False, False),
-        # A server that refuses these names them in lower case, as it does the real ones.
+        # The refusal of one of these is told in lower case, as that of the real one.
+        ("_Inbox.a.1", False, False),
+        ("_INBOX_Client.alice.a.1", False, False),
+        ("_inbox_OPERATOR.o.1", False, False),
         (subjects.worker("w").upper(), False, False),
         ("PageMesh.mesh.v1.pager.h", False, False),
         ("_inbox_GATEWAY.g.1", False, False),
-        *((wrong, False, False) for wrong in ("", ".", "a..b", "a.", ">", "a.>", "a.*.b")),
+        *(
+            (wrong, False, False)
+            for wrong in (
+                "",
+                ".",
+                "a..b",
+                "a.",
+                ">",
+                "a.>",
+                "a.*.b",
+                "é.x",
+                "a\tb.c",
+                "x" * 1_025,
+            )
+        ),
     ],
 )
 def test_answers_go_to_inboxes_and_to_nothing_that_services_hear(

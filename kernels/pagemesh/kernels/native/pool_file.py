@@ -211,9 +211,10 @@ def _read_superblock(path: Path, descriptor: int) -> Superblock:
 
 def _require_room(descriptor: int, size: int) -> None:
     """Raises ``OSError`` where a file system says by itself that it has no room: memory would be
-    filled to the brim first, at each attempt of a pager that waits for it."""
+    filled to the brim first, at each attempt of a pager that waits for it. One without a limit of
+    its own has no blocks at all."""
     state = os.fstatvfs(descriptor)
-    if state.f_bfree * state.f_frsize < size:
+    if state.f_blocks and state.f_bfree * state.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

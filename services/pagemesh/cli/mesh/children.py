@@ -182,7 +182,8 @@ class Child:
     async def _run_once(self) -> int:
         self._tail.clear()
         spec = self.spec
-        with contextlib.suppress(OSError):  # a full disk, say: the child will tell what it misses
+        # A full disk, say: the child will tell what it misses.
+        with contextlib.suppress(OSError, ConfigError):
             put_back(spec.files)
         with Pulse(
             self._clock, self._watch_limits, flag=spec.pulse_flag, greets_at=spec.greets_at

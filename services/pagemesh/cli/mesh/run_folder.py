@@ -45,15 +45,23 @@ class RunFolder:
 
     def keep(self, files: Mapping[Path, str]) -> None:
         """Put back what somebody has removed of ``files`` and of our lock, without which nobody
-        finds the mesh, and another `up` takes the folder for an orphan. Raises ``OSError``."""
+        finds the mesh, and another `up` takes the folder for an orphan. Raises ``OSError``, or
+        ``ConfigError`` when the folder is somebody else's by now."""
+        _make_private(self.path)
+        with _alone_in(self.path.parent, waits=False):
+            if not self.holds():
+                raise ConfigError(f"{self.path}: another `pagemesh up` has it")
         put_back(files)
+
+    def holds(self) -> bool:
+        """Whether the lock that is there is ours, or nobody's and ours from now on."""
         if is_at(self.path / LOCK_NAME, self.lock):
-            return
-        with _alone_in(self.path.parent):
-            held = _try_lock(self.path / LOCK_NAME)
+            return True
+        held = _try_lock(self.path / LOCK_NAME)
         if held is not None:
             os.close(self.lock)
             self.lock = held
+        return held is not None
 
     def secret(self, disk_folder: Path | None = None) -> str:
         """The mesh's secret: the one that the disk tier's pages are keyed with, else that of the
@@ -96,11 +104,20 @@ def _keep_secret(folder: Path, secret: str) -> None:
 
 
 def put_back(files: Mapping[Path, str]) -> None:
-    """Write those that somebody has removed, and the folder if need be. Raises ``OSError``."""
+    """Write those that somebody has removed, and the folder if need be. Raises ``OSError``, or
+    ``ConfigError`` when the folder is not ours: what is in them is for nobody else."""
     for path, text in files.items():
         if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path.parent)
             _write_whole(path, text)
+
+
+def _make_private(folder: Path) -> None:
+    """The folder of a mesh, and the one that it is in. Once they are gone anybody may have made
+    others of that name. Raises ``OSError`` or ``ConfigError``."""
+    for place in (folder.parent, folder):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(place)
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -142,17 +159,19 @@ def run_folder(base: Path, host: str) -> Iterator[RunFolder]:
     try:
         yield folder
     finally:
-        _remove(base, folder.path)
+        _remove(base, folder)
         os.close(folder.lock)
 
 
-def _remove(base: Path, folder: Path) -> None:
+def _remove(base: Path, folder: RunFolder) -> None:
     """Of a folder that is half gone, which with a large pool takes seconds, the lock may be gone
     first: who starts meanwhile would take it for an orphan, and lose what it writes there."""
     with contextlib.ExitStack() as alone:
         with contextlib.suppress(OSError):  # somebody has removed ``base``
             alone.enter_context(_alone_in(base))
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # nor anything that is not there
+            if folder.holds():
+                shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def orphan_pool_bytes(base: Path) -> int:
@@ -216,12 +235,13 @@ def _folders(base: Path) -> list[Path]:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time. What is below ``base`` is looked at so: a folder that was just made
-    must not look like an orphan, nor one that is looked at as if its `up` were alive."""
+def _alone_in(folder: Path, *, waits: bool = True) -> Iterator[None]:
+    """One process at a time; without ``waits`` ``OSError`` where there is one already. What is
+    below ``base`` is looked at so: a folder that was just made must not look like an orphan, nor
+    one that is looked at as if its `up` were alive."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

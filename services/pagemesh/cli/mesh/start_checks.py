@@ -195,7 +195,7 @@ def disk_shortfall(folder: Path, host: str, bytes_max: int) -> str:
     if free >= bytes_max:
         return ""
     return (
-        f"disk: {folder} has {shown_binary(free)} for pages, fewer than --disk-bytes "
+        f"{folder} has {shown_binary(free)} for pages, fewer than --disk-bytes "
         f"({shown_binary(bytes_max)}); the tier is switched off when the disk is full, so give less"
     )
 

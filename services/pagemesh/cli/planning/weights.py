@@ -92,7 +92,8 @@ def weights_of(
         dtype = shape.dtype if asked == "float32" and shape.dtype in _HALVES else asked
         table = min(_table_count(config), count)
         matrices = count if is_tied else count - table
-        size = matrices * DTYPE_BYTES[dtype] + table * DTYPE_BYTES.get(shape.dtype, 4)
+        stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"  # as a note says
+        size = matrices * DTYPE_BYTES[dtype] + table * DTYPE_BYTES[stored]
         source += ", as a CPU keeps them"
         if asked == "float32" and dtype == "bfloat16":
             source += " (with AVX2 and no AVX-512: a quarter less)"

@@ -90,6 +90,11 @@ class ClientLeft(Exception):
     """Nobody is there any more who could be told anything."""
 
 
+def missing(param: str) -> ApiError:
+    """A parameter that has to be there."""
+    return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
+
+
 def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, param, code)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pagemesh.gateway.api.api_errors import ApiError, bad
+from pagemesh.gateway.api.api_errors import ApiError, bad, missing
 from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -60,7 +60,7 @@ def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
             name = param[:_BRIEF_MAX]
             message = f"unknown parameter: {name}{elsewhere.get(name, '')}"
             return ApiError(400, message, name, "unknown_parameter")
-        return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
+        return missing(param)
     message = _said(message)
     if param.endswith(".role"):
         message += "; roles are system, developer, user and assistant"

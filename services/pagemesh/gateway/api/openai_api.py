@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pagemesh.gateway.api.api_errors import bad, unsupported
+from pagemesh.gateway.api.api_errors import bad, missing, unsupported
 from pagemesh.gateway.api.beams import beams_of
 from pagemesh.gateway.api.decoding import decode
 from pagemesh.gateway.api.openai_types import (
@@ -211,7 +211,7 @@ def _content(message: ChatMessage, where: str) -> str:
     content = message.content
     if content is None:
         if message.role != "assistant":
-            raise bad(f"{where}.content", "content is missing")
+            raise missing(f"{where}.content")
         return message.refusal or ""
     if isinstance(content, str):
         return content

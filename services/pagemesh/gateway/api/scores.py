@@ -142,8 +142,9 @@ class TextScores:
         values = _numbers(scores.top_values)
         for index, (token, value) in enumerate(zip(tokens, _numbers(scores.chosen), strict=False)):
             span = slice(index * width, index * width + width)
-            pairs = zip(reversed(ids[span]), reversed(values[span]), strict=True)
-            top = {written(other).name: score for other, score in pairs}  # the likelier one wins
+            top: dict[bytes, bytes] = {}
+            for other, score in zip(ids[span], values[span], strict=True):
+                top.setdefault(written(other).name, score)  # of equal texts the likelier one
             top.setdefault(written(token).name, value)
             shown = b",".join([b"%b:%b" % pair for pair in top.items()])
             self._add(token, value, b"{%b}" % shown)

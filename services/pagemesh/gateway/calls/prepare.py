@@ -23,7 +23,7 @@ from pagemesh.wire.work_messages import Sampling
 
 _MARGIN_BYTES = 64 << 10
 """What a message holds beside tokens and pages, at most."""
-_Limit = tuple[int, str]
+Limit = tuple[int, str]
 """Of tokens of a prompt and its answer, and the words that say so."""
 
 
@@ -59,7 +59,7 @@ def _tokenise_one(
     most_bytes = tokens.bytes_per_token_max
     if facts is not None and most_bytes is not None:
         least_tokens = -(-len(text.encode()) // most_bytes)
-        _check_prompt(ask, f"at least {least_tokens}", least_tokens, _limit(facts))
+        _check_prompt(ask, f"at least {least_tokens}", least_tokens, limit_of(facts))
     return tokens.encode(text, add_special_tokens=ask.add_special_tokens, owner=owner)
 
 
@@ -84,7 +84,7 @@ def fit(
     and what the bus carries. Raises ``ApiError`` that gives both numbers when something is too
     long. ``seed``: of the first prompt, where the request has none."""
     _check_tokens(ask, prompts, facts)
-    most = _limit(facts, message_bytes_max)
+    most = limit_of(facts, message_bytes_max)
     works: list[Work] = []
     for index, (asked, prompt) in enumerate(zip(ask.prompts, prompts, strict=True)):
         limit = _max_tokens(ask, len(prompt), most, quota_tokens)
@@ -141,7 +141,7 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
     )
 
 
-def _max_tokens(ask: Ask, prompt_tokens: int, most: _Limit, quota_tokens: int) -> int:
+def _max_tokens(ask: Ask, prompt_tokens: int, most: Limit, quota_tokens: int) -> int:
     """How many tokens may be generated after a prompt."""
     _check_prompt(ask, str(prompt_tokens), prompt_tokens, most)
     _check_answer(ask, prompt_tokens, most)
@@ -157,9 +157,9 @@ def _max_tokens(ask: Ask, prompt_tokens: int, most: _Limit, quota_tokens: int) -
     return min(ask.open_tokens, min(quota_tokens, most[0]) - prompt_tokens)
 
 
-def _limit(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> _Limit:
-    """The words are those that clients look for to tell a context that is too small by, as OpenAI's
-    own message has them."""
+def limit_of(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> Limit:
+    """What a prompt and its answer may come to here. The words are those that clients look for to
+    tell a context that is too small by, as OpenAI's own message has them."""
     pool_tokens = facts.pool_pages * facts.page_size
     limit, reason = min(
         (facts.context_tokens_max, ""),
@@ -173,7 +173,7 @@ def _limit(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> _Li
     return limit, f"this model's maximum context length is {limit} tokens{reason}"
 
 
-def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: _Limit) -> None:
+def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: Limit) -> None:
     """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, leaves
     no room for an answer of any length."""
     limit, said = most
@@ -184,7 +184,7 @@ def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: _Limit) -> Non
         raise ApiError(400, message, param, "context_length_exceeded")
 
 
-def _check_answer(ask: Ask, prompt_tokens: int, most: _Limit) -> None:
+def _check_answer(ask: Ask, prompt_tokens: int, most: Limit) -> None:
     """Raises ``ApiError`` when the prompt fits, and not with what is to be generated."""
     wanted = ask.max_tokens or 0
     limit, said = most

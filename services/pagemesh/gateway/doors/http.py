@@ -28,7 +28,7 @@ from pagemesh.gateway.api.openai_api import (
 )
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, DONE, sse
 from pagemesh.gateway.calls.call_facts import ends_counted
-from pagemesh.gateway.calls.prepare import check_token, render
+from pagemesh.gateway.calls.prepare import check_token, limit_of, render
 from pagemesh.gateway.doors.asgi import (
     Guard,
     headers_of,
@@ -370,7 +370,7 @@ def model_json(front: Front) -> dict[str, object]:
         "owned_by": "pagemesh",
     }
     if found is not None:
-        line["max_model_len"] = found.context_tokens_max
+        line["max_model_len"], _ = limit_of(found, front.gateway.bus.message_bytes_max)
     if front.defaults.recommended:
         line["sampling_defaults"] = front.defaults.recommended
     return line

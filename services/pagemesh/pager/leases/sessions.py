@@ -13,6 +13,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import ForgetHolder, Holder, KillHolder, ProbeHolder, RememberHolder
 from pagemesh.pager.leases.lease import Lifecycle, Session
 from pagemesh.pager.leases.states import SESSION_MOVES, LeaseState, SessionState
+from pagemesh.pager.limits import PoolFacts
 from pagemesh.wire.errors import Busy, Malformed, Stale
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import (
@@ -20,10 +21,15 @@ from pagemesh.wire.pager_messages import (
     DeclareWanted,
     Heartbeat,
     OpenSession,
+    PoolSpec,
     SessionOpened,
 )
 
 _MISMATCHES_MAX = 2
+
+
+def _shape(pages: PoolSpec | PoolFacts) -> str:
+    return f"{pages.page_size} tokens in {pages.page_bytes} bytes"
 
 
 class Sessions:
@@ -38,8 +44,8 @@ class Sessions:
         books, facts = self._books, self._books.facts
         if message.pool.layout_digest != facts.layout_digest:
             raise Stale(
-                f"the pool's layout is {facts.layout_digest.hex()}, "
-                f"yours is {message.pool.layout_digest.hex()}"
+                f"pages of the pool are {_shape(facts)}, yours {_shape(message.pool)}: another "
+                "model, --kv-dtype or --page-size"
             )
         if (message.pool.page_size, message.pool.page_bytes) != (
             facts.page_size,

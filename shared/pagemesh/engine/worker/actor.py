@@ -39,6 +39,7 @@ from pagemesh.engine.worker.events import (
 )
 from pagemesh.engine.worker.spans import OpenCall, SequenceSpans
 from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper, StepsDone
+from pagemesh.engine.worker.turned_away import TurnedAway
 from pagemesh.engine.worker.turns import Turns
 from pagemesh.engine.worker.vetting import keys_of, vet
 from pagemesh.runtime import rpc, trace
@@ -157,6 +158,7 @@ class WorkerBehaviour(Behaviour[Input]):
         """The one to be used."""
         self._refused_why = ""
         """What the log says of a pool that is not to be had."""
+        self._turned_away = TurnedAway(around.host)
 
     async def handle(self, event: Input) -> None:
         """Raises whatever crashed the core or the step thread, and ``ConfigError`` when no
@@ -367,6 +369,8 @@ class WorkerBehaviour(Behaviour[Input]):
         match command.message, answer:
             case OpenSession(), Refused(code="NoCapacity", retry_after_ms=0):
                 self._pool_refused(answer.message)
+            case OpenSession(), _:
+                self._turned_away.heard(answer, around.clock.now_us())
         if span is not None:
             self._spans.answered(span, answer, around.clock.now_us())
         if isinstance(command, CallPager):

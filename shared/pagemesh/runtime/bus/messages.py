@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +11,7 @@ import msgspec
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Refused
+from pagemesh.wire.subjects import SUBJECT, SUBJECT_BYTES_MAX
 
 Headers = Mapping[str, str]
 """Keys are lower case, always: NATS compares them byte by byte and proxies change them."""
@@ -21,8 +21,6 @@ Refusal = Callable[[Fault], tuple[bytes, Headers]]
 
 MESSAGE_BYTES_WANTED = 8 << 20
 """``max_payload`` of servers we start: sequences of 1.8 million tokens fit."""
-SUBJECT_BYTES_MAX = 1_024
-_SUBJECT = re.compile(r"[!-~]+")
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -118,5 +116,5 @@ def check_subject(subject: str) -> None:
     """Raises ``Malformed`` for what could not be, or could be more than, one subject."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise Malformed(f"a subject of {len(subject)} characters exceeds {SUBJECT_BYTES_MAX}")
-    if not _SUBJECT.fullmatch(subject):
+    if not SUBJECT.fullmatch(subject):
         raise Malformed(f"not a subject of NATS: {subject[:80]!r}")

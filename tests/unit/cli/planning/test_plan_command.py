@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,10 @@ def test_a_type_that_is_not_known_is_told_where_it_is_counted_as_another(
     (folder / "config.json").write_text(json.dumps(LLAMA_70B | {"torch_dtype": "float7"}))
     text = " ".join(shown(capsys, folder, "--memory", "1TB").split())
     assert "the config's type 'float7' is none that pagemesh knows: counted as bfloat16" in text
+    (folder / "config.json").write_text(json.dumps(LLAMA_70B | {"torch_dtype": "bfloat16"}))
+    known = " ".join(shown(capsys, folder, "--memory", "1TB").split())
+    sizes = [re.search(r"weights [\d.]+ GB", one) for one in (text, known)]
+    assert sizes[0] and sizes[1] and sizes[0][0] == sizes[1][0]
 
 
 def test_a_plan_tells_what_up_would_say_of_the_model(
