@@ -25,6 +25,7 @@ CONSTRAINTS = ROOT / "ops" / "constraints.txt"
 PYTHON_MIN = (3, 11)
 FAILURE_LINES_MAX = 60
 EXIT_STOPPED = 130
+STOP_TIMEOUT_S = 10.0
 CUDA_PREFIXES = ("nvidia-", "cuda-")
 BUILD_NATIVE = ROOT / "kernels" / "build_native.py"
 RUNS_COMPILED = "import pagemesh.pager as pager; raise SystemExit(not pager.IS_COMPILED)"
@@ -51,7 +52,7 @@ def _set_up() -> int:
     python = venv / "bin" / "python"
     _say(f"making {venv} (a few minutes the first time)")
     os.environ["PIP_USER"] = "0"  # what a user's own pip.conf may say is refused within a venv
-    if not has_pip(python) and subprocess.call([sys.executable, "-m", "venv", str(venv)]) != 0:
+    if not has_pip(python) and _make(venv) != 0:
         return _stop("`python3 -m venv` failed: install the venv module (Debian: python3-venv)")
     if _pip(python, "install", _pinned("pip")) != 0:
         return _stop("pip could not install itself; its message is above")
@@ -75,6 +76,14 @@ def _set_up() -> int:
             f" (Debian: python3-dev), then run: {python} services/compile_cores.py"
         )
     return 0
+
+
+def _make(venv: Path) -> int:
+    """Exit code of ``venv``, whose errors are shown; what it says of Ctrl-C is a traceback."""
+    command = [sys.executable, "-m", "venv", str(venv)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    return done.returncode
 
 
 def has_pip(python: Path) -> bool:
@@ -134,14 +143,28 @@ def _pip(python: Path, *arguments: str) -> int:
             errors="replace",
         )  # fmt: skip
         assert process.stdout is not None
-        with process.stdout:
+        try:
             for line in process.stdout:
                 said.append(line)
                 progress.stage = stage_of(line) or progress.stage
-        code = process.wait()
+            code = process.wait()
+        except KeyboardInterrupt:
+            _end(process)  # which works on in the folder that the next start goes on with
+            raise
+        finally:
+            process.stdout.close()
     if code != 0:
         sys.stderr.writelines(said)
     return code
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Wait for one that a terminal's Ctrl-C has reached too."""
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def stage_of(line: str) -> str:

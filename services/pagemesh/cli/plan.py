@@ -22,6 +22,7 @@ from pagemesh.cli.planning.shape import read_shape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
 from pagemesh.engine.coverage import is_tested, refuse_form
 from pagemesh.engine.worker.settings import WorkerLimits
+from pagemesh.kernels.weight_types import ASKED_TYPES
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
 from pagemesh.runtime.model_types import page_type, stored_type
@@ -122,8 +123,15 @@ def ask(
         disk_bytes=rest["disk"],
         pace=_pace(worker, **rest),
         up_kv=up_kv,
-        up_says=_up_says(config),
+        up_says="; ".join(filter(None, (_up_says(config), _type_says(dtype, on_cpu)))),
     )
+
+
+def _type_says(dtype: str | None, on_cpu: bool) -> str:
+    """What people should know who plan for weights of a type that they asked for."""
+    if dtype is None or not on_cpu or dtype in ASKED_TYPES:
+        return ""
+    return f"`pagemesh up` keeps no weights as {dtype} on a CPU, but as {', '.join(ASKED_TYPES)}"
 
 
 def _up_says(config: dict[str, Any]) -> str:

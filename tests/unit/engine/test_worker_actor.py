@@ -29,8 +29,8 @@ from pagemesh.engine import forward
 from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.model import Rope
 from pagemesh.engine.worker import service
-from pagemesh.engine.worker.actor import remedy
 from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.engine.worker.preemptions import remedy
 from pagemesh.engine.worker.service import run_worker
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.pager.leases.states import RevokeReason

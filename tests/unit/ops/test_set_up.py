@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,6 +71,24 @@ def test_a_failure_shows_what_pip_said(tmp_path: Path, capsys: pytest.CaptureFix
     python = fake_python(tmp_path, "echo Collecting x; echo 'ERROR: no such package' >&2; exit 3")
     assert set_up._pip(python, "install", "x") == 3
     assert "ERROR: no such package" in capsys.readouterr().err
+
+
+def test_pip_has_ended_when_ctrl_c_ends_set_up(tmp_path: Path) -> None:
+    ready, ended = tmp_path / "ready", tmp_path / "ended"
+    cleans_up = f"trap 'sleep 0.5; touch {ended}; exit 130' INT; touch {ready}"
+    python = fake_python(tmp_path, f"{cleans_up}; while :; do sleep 0.05; done")
+    code = (
+        "import sys; from pathlib import Path; from ops import set_up\n"
+        "try: set_up._pip(Path(sys.argv[1]), 'install', 'x')\n"
+        "except KeyboardInterrupt: sys.exit(7)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, python], start_new_session=True)
+    deadline = time.monotonic() + 20.0
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) == 7
+    assert ended.exists()
 
 
 def test_a_success_leaves_nothing_of_pips_chatter(

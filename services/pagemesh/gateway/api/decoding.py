@@ -45,8 +45,17 @@ def decode(body: bytes, kind: type[S]) -> S:
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = f"the body is not valid JSON: {error}"[:_BRIEF_MAX]
-        raise ApiError(400, text, code="invalid_json") from None
+        text = _not_utf8(body) or f"the body is not valid JSON: {error}"
+        raise ApiError(400, text[:_BRIEF_MAX], code="invalid_json") from None
+
+
+def _not_utf8(body: bytes) -> str:
+    """Where in ``body``, which is said of no string in it; empty: it is UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"the body is not UTF-8: {error.reason} (byte {error.start})"
+    return ""
 
 
 def _named(text: str, elsewhere: dict[str, str]) -> ApiError:

@@ -29,7 +29,8 @@ _MISMATCHES_MAX = 2
 
 
 def _shape(pages: PoolSpec | PoolFacts) -> str:
-    return f"{pages.page_size} tokens in {pages.page_bytes} bytes"
+    digest = pages.layout_digest.hex()
+    return f"{pages.page_size} tokens in {pages.page_bytes} bytes (layout {digest})"
 
 
 class Sessions:
@@ -44,7 +45,7 @@ class Sessions:
         books, facts = self._books, self._books.facts
         if message.pool.layout_digest != facts.layout_digest:
             raise Stale(
-                f"pages of the pool are {_shape(facts)}, yours {_shape(message.pool)}: another "
+                f"the pool's pages are {_shape(facts)}, yours {_shape(message.pool)}: another "
                 "model, --kv-dtype or --page-size"
             )
         if (message.pool.page_size, message.pool.page_bytes) != (

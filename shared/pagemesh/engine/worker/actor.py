@@ -37,6 +37,7 @@ from pagemesh.engine.worker.events import (
     Tick,
     UsePool,
 )
+from pagemesh.engine.worker.preemptions import Preemptions
 from pagemesh.engine.worker.spans import OpenCall, SequenceSpans
 from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper, StepsDone
 from pagemesh.engine.worker.turned_away import TurnedAway
@@ -57,17 +58,6 @@ from pagemesh.wire.work_messages import Attach, Submit
 
 _LOAD_PERIOD_US = 100_000
 _log = get_logger(__name__)
-
-
-def remedy(reason: str) -> str:
-    """What helps against a sequence's losing its pages, for people."""
-    match reason:
-        case "preempted":
-            return "raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX"
-        case "revoked":  # seen in the pool before the pager said why
-            return "after an invalidation none is needed; otherwise raise PAGEMESH_POOL_BYTES"
-        case _:
-            return "none: the sequence is admitted again, and goes on where it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +149,7 @@ class WorkerBehaviour(Behaviour[Input]):
         self._refused_why = ""
         """What the log says of a pool that is not to be had."""
         self._turned_away = TurnedAway(around.host)
+        self._preemptions = Preemptions()
 
     async def handle(self, event: Input) -> None:
         """Raises whatever crashed the core or the step thread, and ``ConfigError`` when no
@@ -314,11 +305,7 @@ class WorkerBehaviour(Behaviour[Input]):
             case Preempted():
                 measures.preempted(command)
                 self._spans.preempted(command.key, command.reason, command.lost_tokens, at_us)
-                _log.warning(
-                    "worker.preempted", request=command.key.request, choice=command.key.choice,
-                    lost_tokens=command.lost_tokens, reason=command.reason, usage=command.usage,
-                    remedy=remedy(command.reason),
-                )  # fmt: skip
+                self._preemptions.heard(command, at_us)
             case Finished():
                 measures.sequence_ended(command.facts)
                 self._spans.end(command.key, command.facts, at_us)

@@ -165,7 +165,7 @@ class UsePool:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A lease with computed tokens was taken away. One warning for people: it names the
+    """A lease with computed tokens was taken away. People are told of it (``preemptions``): of the
     request, what is lost, and the pager's own words on who uses the pool."""
 
     key: SequenceKey

@@ -350,6 +350,15 @@ def test_a_type_that_is_not_known_is_told_where_it_is_counted_as_another(
     assert sizes[0] and sizes[1] and sizes[0][0] == sizes[1][0]
 
 
+def test_a_type_that_up_keeps_no_weights_as_is_told(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    told = "`pagemesh up` keeps no weights as float16 on a CPU, but as"
+    for dtype in ("float16", "bfloat16"):
+        text = " ".join(shown(capsys, folder, "--memory", "1TB", "--dtype", dtype).split())
+        assert (told in text) == (dtype == "float16")
+
+
 def test_a_plan_tells_what_up_would_say_of_the_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
