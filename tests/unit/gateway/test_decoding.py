@@ -1,42 +1,24 @@
-"""What is wrong with a body, in words."""
+"""What is wrong with a body is told by its place in it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from tests.unit.gateway.test_openai_api import chat
 
 from pagemesh.gateway.api.api_errors import ApiError
-from pagemesh.gateway.api.openai_api import parse_chat
-
-
-@pytest.mark.parametrize("body", [b"", b" \n"])
-def test_an_empty_body_is_told_to_be_empty(body: bytes) -> None:
-    with pytest.raises(ApiError, match="the body is empty"):
-        parse_chat(body, served="m")
-
-
-def test_a_body_that_is_no_object_is_told_what_is_meant() -> None:
-    with pytest.raises(ApiError, match="the body: expected an object, got an array"):
-        parse_chat(b"[]", served="m")
+from pagemesh.gateway.api.decoding import decode
+from pagemesh.gateway.api.openai_types import CompletionBody
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("body", "message"),
     [
-        ({"model": 1}, "model: expected a string or null, got an integer"),
-        ({"messages": {}}, "messages: expected an array, got an object"),
-        ({"stream": "yes"}, "stream: expected true or false or null, got a string"),
-        (
-            {"messages": [{"role": "`int`", "content": ""}]},
-            "messages[0].role: invalid enum value '`int`'; roles are system, developer, user and "
-            "assistant",
-        ),
-        ({"top_logprobs": -1}, "top_logprobs: expected an integer >= 0"),
+        (b'{"model":"tiny","prompt":"\xff"}', "not UTF-8: invalid start byte (byte 26)"),
+        (b'{"model":"tiny","prompt":"\xc3"}', "not UTF-8: invalid continuation byte (byte 26)"),
+        (b'{"model":"tiny","prompt":1 1}', "not valid JSON"),
     ],
 )
-def test_a_value_of_another_type_is_told_in_words(wrong: dict[str, Any], words: str) -> None:
+def test_bytes_that_are_no_text_and_text_that_is_no_json(body: bytes, message: str) -> None:
     with pytest.raises(ApiError) as caught:
-        chat(**wrong)
-    assert str(caught.value.message) == words
+        decode(body, CompletionBody)
+    assert caught.value.code == "invalid_json"
+    assert message in caught.value.message

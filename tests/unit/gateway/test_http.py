@@ -69,13 +69,6 @@ async def test_a_body_that_makes_no_sense_is_400(http: httpx.AsyncClient, body: 
     assert error_of(answer)["type"] == "invalid_request_error"
 
 
-async def test_a_byte_that_is_no_utf8_is_told_by_its_place_in_the_body(
-    http: httpx.AsyncClient,
-) -> None:
-    answer = await http.post(TEXT, content=b'{"model":"tiny","prompt":"\xff"}')
-    assert error_of(answer)["message"] == "the body is not UTF-8: invalid start byte (byte 26)"
-
-
 async def test_a_body_without_a_model_is_answered_by_the_one_that_is_served(
     http: httpx.AsyncClient,
 ) -> None:
