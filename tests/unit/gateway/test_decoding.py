@@ -14,7 +14,7 @@ from pagemesh.gateway.api.openai_types import CompletionBody
     [
         (b'{"model":"tiny","prompt":"\xff"}', "not UTF-8: invalid start byte (byte 26)"),
         (b'{"model":"tiny","prompt":"\xc3"}', "not UTF-8: invalid continuation byte (byte 26)"),
-        (b'{"model":"tiny","prompt":1 1}', "not valid JSON"),
+        (b'{"model":"tiny",,}', "not valid JSON"),
     ],
 )
 def test_bytes_that_are_no_text_and_text_that_is_no_json(body: bytes, message: str) -> None:
