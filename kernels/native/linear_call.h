@@ -34,8 +34,6 @@ constexpr int kSlimStreamRows = kStreamRows;
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
 constexpr long kUnitRows = (kUnitRowsLeast + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
 constexpr long kUnitPanels = 12;
-constexpr long kBlockUnitsPerThread = 4;  // so that others do what one that is held up leaves
-constexpr long kMoreRowBlocks = 7;  // than have to be, at most
 constexpr long kPairsPerThread = 8;
 constexpr long kAheadLines = 64;  // of a stream that is read once; 16 rows take 8 cycles a line
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
@@ -97,48 +95,20 @@ inline bool in_pairs(long rows, long pairs, const Weights& weights, int threads)
   return rows <= kPairRows && !weights.slim() && pairs >= kPairsPerThread * threads;
 }
 
-// What the thread with most of it has to do, in multiply-adds of one row and one panel, where each
-// takes the next unit when it is done: the wide ones, then those at the end of the weight.
-inline long longest_share(const LinearPlan& plan, long rows, int threads) {
-  const long last = plan.panels % plan.unit_panels, narrow = last ? plan.row_blocks : 0;
-  const long wide = plan.panels / plan.unit_panels * plan.row_blocks;
-  const long rounds = pieces(wide, threads);
-  const long beside = last ? (rounds * threads - wide) * (plan.unit_panels / last) : 0;
-  const long after = narrow > beside ? pieces(narrow - beside, threads) : 0;
-  const long height = (plan.unit_rows < rows ? plan.unit_rows : rows) + kWeightWork;
-  return (rounds * plan.unit_panels + after * last) * height;
-}
-
-// In blocks: of up to `unit_panels` panels and kUnitRows rows. They are as large as can be for as
-// many units a thread as there have to be, or smaller where that gives the thread with most a
-// fiftieth less: of 3 units for 2 threads one waits while the other computes the third.
-LinearPlan plan_blocks(long rows, long panels, int threads, long unit_panels) {
-  const long least = pieces(rows, kUnitRows);
-  LinearPlan best{};
-  long best_share = 0;
-  for (long row_blocks = least; row_blocks <= least + kMoreRowBlocks; ++row_blocks) {
-    const long unit_rows = pieces(pieces(rows, row_blocks), kTileRows) * kTileRows;
-    if ((row_blocks - 1) * unit_rows >= rows) break;  // there are no rows for so many
-    for (long width = unit_panels;; width = width / 2 > kTilePanels ? width / 2 : kTilePanels) {
-      const long units = pieces(panels, width) * row_blocks;
-      const LinearPlan plan{panels, width, unit_rows, row_blocks, units, 1};
-      const bool narrowest = width <= kTilePanels;
-      if (narrowest || units >= kBlockUnitsPerThread * threads) {
-        const long share = longest_share(plan, rows, threads);
-        if (!best.units || 50 * share < 49 * best_share) best = plan, best_share = share;
-      }
-      if (narrowest) break;
-    }
-  }
-  return best;
-}
-
-// `width`: panels of a unit that is read once, `unit_panels`: of one in blocks, at most.
+// `width`: panels of a unit that is read once.
 LinearPlan plan_linear(long rows, long n, const Weights& weights, long width, int threads,
                        long unit_panels) {
   const long panels = pieces(n, kLanes);
-  if (!in_stream(rows, weights)) return plan_blocks(rows, panels, threads, unit_panels);
-  return {panels, width, rows, 1, pieces(panels, width), 1};
+  if (in_stream(rows, weights)) {
+    return {panels, width, rows, 1, pieces(panels, width), 1};
+  }
+  const long row_blocks = pieces(rows, kUnitRows);
+  const long unit_rows = pieces(pieces(rows, row_blocks), kTileRows) * kTileRows;
+  while (unit_panels > kTilePanels && pieces(panels, unit_panels) * row_blocks < 4 * threads) {
+    unit_panels = unit_panels / 2 > kTilePanels ? unit_panels / 2 : kTilePanels;
+  }
+  const long units = pieces(panels, unit_panels) * row_blocks;
+  return {panels, unit_panels, unit_rows, row_blocks, units, 1};
 }
 
 LinearPlan plan_linear(long rows, long n, const Weights& weights, int threads) {
