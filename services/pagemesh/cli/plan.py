@@ -19,7 +19,7 @@ from pagemesh.cli.planning.lifetime import Pace
 from pagemesh.cli.planning.memory import DEVICE_COUNT_MAX
 from pagemesh.cli.planning.report import json_report, text_report
 from pagemesh.cli.planning.shape import read_shape
-from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
+from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, counted_type, weights_of
 from pagemesh.engine.coverage import is_tested, refuse_form
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.kernels.weight_types import ASKED_TYPES
@@ -101,7 +101,7 @@ def ask(
         shape = replace(shape, dtype=stored_type(path.parent))
     worker = load(WorkerConfig, os.environ)
     up_kv = page_type(worker, shape.stored)
-    stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
+    stored = counted_type(shape.dtype)
     on_cpu = worker.device == "cpu" and rest["tensor_parallel"] == 1
     return Asked(
         name=name,

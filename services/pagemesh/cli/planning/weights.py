@@ -59,6 +59,11 @@ class Weights:
     source: str
 
 
+def counted_type(stored: str) -> str:
+    """What a type in a model's files is counted as: one that nobody knows as bfloat16."""
+    return stored if stored in DTYPE_BYTES else "bfloat16"
+
+
 def weights_of(
     folder: Path, config: Config, shape: ModelShape, dtype: str, *, on_cpu: bool
 ) -> Weights | None:
@@ -92,8 +97,7 @@ def weights_of(
         dtype = shape.dtype if asked == "float32" and shape.dtype in _HALVES else asked
         table = min(_table_count(config), count)
         matrices = count if is_tied else count - table
-        stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"  # as a note says
-        size = matrices * DTYPE_BYTES[dtype] + table * DTYPE_BYTES[stored]
+        size = matrices * DTYPE_BYTES[dtype] + table * DTYPE_BYTES[counted_type(shape.dtype)]
         source += ", as a CPU keeps them"
         if asked == "float32" and dtype == "bfloat16":
             source += " (with AVX2 and no AVX-512: a quarter less)"
