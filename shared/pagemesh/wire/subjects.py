@@ -99,13 +99,10 @@ def may_be_answered(reply: str, *, operators: bool = False) -> bool:
     since its word counts more than a client's. Nor where one of these is written in other cases:
     the server refuses that, and nats-py tells the refusal in lower case, as that of the real one.
     """
-    first, lowered = reply.split(".")[0], reply.split(".")[0].lower()
-    inboxes = {f"{INBOX_PREFIX}_{role}".lower(): role for role in BUS_ROLES}
-    if lowered == INBOX_PREFIX.lower() or lowered in inboxes:
-        heard = {INBOX_PREFIX, f"{INBOX_PREFIX}_client"}
-        heard |= {f"{INBOX_PREFIX}_operator"} if operators else set()
-        return first in heard and is_subject(reply)
-    return lowered != "pagemesh" and not first.startswith("$") and is_subject(reply)
+    first = reply.partition(".")[0]
+    if first in _CLIENT_INBOXES or (operators and first == _OPERATOR_INBOX):
+        return is_subject(reply)
+    return not first.startswith("$") and first.lower() not in _RESERVED and is_subject(reply)
 
 
 def template(subject: str) -> str:
@@ -129,6 +126,14 @@ class Permissions:
 
 BusRole = Literal["client", "gateway", "prefill", "decode", "pager", "operator"]
 BUS_ROLES: tuple[BusRole, ...] = ("client", "gateway", "prefill", "decode", "pager", "operator")
+
+
+_CLIENT_INBOXES = (INBOX_PREFIX, f"{INBOX_PREFIX}_client")
+_OPERATOR_INBOX = f"{INBOX_PREFIX}_operator"
+_RESERVED = frozenset(
+    name.lower() for name in ("pagemesh", INBOX_PREFIX, *(f"{INBOX_PREFIX}_{r}" for r in BUS_ROLES))
+)
+"""First tokens, in lower case, of what services listen on and of inboxes that are someone's."""
 
 
 def permissions(role: BusRole) -> Permissions:
