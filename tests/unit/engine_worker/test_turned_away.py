@@ -48,3 +48,10 @@ def test_a_pager_that_is_not_there_is_told_after_a_while_and_after_the_next_loss
     assert len(said) == 1, "it has just gone"
     turned.heard(ABSENT, 2 * SILENT_US + 8)
     assert len(said) == 2
+
+
+def test_a_pager_that_has_no_room_for_another_session_is_no_silent_one(said: list[str]) -> None:
+    turned = TurnedAway("h")
+    for at_us in (0, SILENT_US):
+        turned.heard(Refused(code="Busy", message="64 sessions are known"), at_us)
+    assert said == ["64 sessions are known"]

@@ -10,6 +10,7 @@ SILENT_US = 10_000_000
 """A pager that is being started, or started again, takes less."""
 _OWN_FAULTS = frozenset({"Stale", "Malformed"})
 """The pool is another one than this worker's model and settings want."""
+_UNANSWERED = frozenset({"Absent", "DeadlineExceeded", "Disconnected"})
 _log = get_logger(__name__)
 
 
@@ -30,11 +31,13 @@ class TurnedAway:
             self._since_us = now_us
         if answer.code in _OWN_FAULTS:
             why, remedy = answer.message, "give all workers of a host the same model and settings"
-        elif now_us - self._since_us >= SILENT_US:
+        elif now_us - self._since_us < SILENT_US:
+            return
+        elif answer.code in _UNANSWERED:
             why = f"no pager of host {self._host} answers ({answer.message})"
             remedy = "start one (`pagemesh serve pager`), or name its host (--host)"
         else:
-            return
+            why, remedy = answer.message, "see the log of the pager"
         if why != self._told:
             self._told = why
             _log.warning(
