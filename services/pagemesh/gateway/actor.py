@@ -31,6 +31,7 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Absent, Busy, Fault, Malformed, NotReady
+from pagemesh.wire.identity import secret_tag
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot, SnapshotWanted
 from pagemesh.wire.presence import Announce, ModelFacts, State
@@ -81,6 +82,7 @@ class GatewayActor:
         self.incarnation = incarnation
         self.clock = MonotonicClock()
         self.router = Router(secret, limits or RouterLimits())
+        self._secret_tag = secret_tag(secret)
         self.state: State = "starting"
         self._host = host
         self._model = model
@@ -232,9 +234,18 @@ class GatewayActor:
                 _log.info("gateway.worker_joined", worker=who.name, role=announce.role)
             if isinstance(change, Joined) and announce.role == "pager":
                 _log.info("gateway.pager_joined", pager=who.name, host=announce.host)
+                self._compare_secrets(announce)
             if self.router.announced(announce):
                 self._want_snapshot(announce.host)
         self._router_changed.set()
+
+    def _compare_secrets(self, pager: Announce) -> None:
+        if pager.secret_tag not in (0, self._secret_tag):
+            _log.warning(
+                "gateway.other_secret", pager=pager.name, host=pager.host,
+                next="this gateway does not see what is cached there: give both the same "
+                "PAGEMESH_SECRET and start them again",
+            )  # fmt: skip
 
     def _absent(self, who: Worker) -> None:
         """Somebody found out before presence did: move everything away from ``who`` now. All who

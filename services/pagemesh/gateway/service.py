@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from pathlib import Path
 
 from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
+from pagemesh.gateway.doors.address import take_address
 from pagemesh.gateway.doors.bus_door import BusDoor
 from pagemesh.gateway.doors.front import Front
 from pagemesh.gateway.doors.http import HttpDoor
@@ -46,6 +48,12 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             f"them as their keys do, or {ANYBODY!r} where there are no keys",
         )  # fmt: skip
     _ = gate.page_origins  # judged before the model and the bus, which take their time
+    with contextlib.closing(take_address(gate.http_host, gate.http_port)) as taken:
+        await _serve(config, tenants, taken, stop)
+
+
+async def _serve(config: ServiceConfig, tenants: Tenants, taken: socket.socket, stop: Stop) -> None:
+    gate = config.gateway
     folder = Path(config.worker.model)
     defaults = sampling_defaults(folder, gate.generation_config)
     tokens = await asyncio.to_thread(Tokens.load, folder)
@@ -57,8 +65,8 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             incarnation=new_incarnation(),
             host=config.host.host,
             model=config.worker.model_name,
-            secret=secret,
-            request_count_max=config.gateway.request_count_max,
+            secret=config.host.required_secret(),
+            request_count_max=gate.request_count_max,
             limits=RouterLimits(always_prefill=gate.disaggregate == "always"),
         )
         async with actor.running() as gateway:
@@ -67,14 +75,14 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 tokens,
                 tenants,
                 model=config.worker.model_name,
-                request_timeout_ms=config.gateway.request_timeout_ms,
+                request_timeout_ms=gate.request_timeout_ms,
                 defaults=defaults,
                 trace_ratio=config.telemetry.sampled_ratio,
             )
             with contextlib.closing(front.next_turns):  # or its thread is waited for at exit
                 async with (
                     BusDoor(front, bus).open() as bus_door,
-                    HttpDoor(front, config.gateway).serve() as url,
+                    HttpDoor(front, gate).serve(taken) as url,
                 ):
                     spare_loaded()
                     gateway.announce("ready")

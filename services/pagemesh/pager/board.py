@@ -10,6 +10,7 @@ from typing import Protocol
 from pagemesh.pager.leases.patience import IDLE_TICK_MS
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.storage.disk_file import DiskPlace
+from pagemesh.wire.identity import secret_tag
 from pagemesh.wire.presence import Announce
 
 
@@ -41,6 +42,7 @@ class PagerBoard:
 
     def __init__(self, settings: PagerSettings) -> None:
         self._settings = settings
+        self._secret_tag = secret_tag(settings.secret)
         self._on_epoch: Callable[[], None] = lambda: None
         self._on_patience: Callable[[], None] = lambda: None
         self._on_cache_call: CacheCallCount | None = None
@@ -85,4 +87,5 @@ class PagerBoard:
             event_sequence=self.event_sequence,
             epoch=self.epoch,
             free_pages=self.free_pages,
+            secret_tag=self._secret_tag,
         )

@@ -82,6 +82,8 @@ class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     epoch: U64 = 0
     free_pages: Count = 0
     """Pagers only: free and evictable."""
+    secret_tag: U64 = 0
+    """Pagers only: which secret keys their prefix ids (``identity``)."""
 
 
 @registered("presence.ask")

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 from msgspec import structs
-from tests.unit.gateway.routes import SECRET, worker
+from structlog.testing import capture_logs
+from tests.unit.gateway.routes import SECRET, pager, worker
 from tests.unit.gateway.support import DECODE, REQUEST, eventually, frame
 
 from pagemesh.gateway import measures
@@ -20,8 +21,9 @@ from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import Life
 from pagemesh.gateway.routing.returning import Returning
 from pagemesh.runtime.bus import Bus, BusState
-from pagemesh.runtime.directory import Change, Joined, Lost
+from pagemesh.runtime.directory import Change, Changed, Joined, Lost
 from pagemesh.wire.errors import Busy, Malformed, NotReady
+from pagemesh.wire.identity import secret_tag
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.work_messages import Finish, Frames
 
@@ -132,6 +134,17 @@ async def test_why_it_is_not_ready_is_told_by_what_has_to_be_mended_first(gatewa
     assert gateway.unready_why == ""
     gateway.link.state = BusState.RECONNECTING
     assert gateway.unready_why == "the bus is away"
+
+
+async def test_a_pager_of_another_secret_is_told_of_when_it_comes(gateway: Gateway) -> None:
+    with capture_logs() as logs:
+        for secret in (SECRET, b"another secret of sixteen bytes"):
+            ours = structs.replace(pager("a"), secret_tag=secret_tag(secret))
+            gateway.presence_changed(Joined(ours))
+            gateway.presence_changed(Changed(ours))
+    warned = [log for log in logs if log["log_level"] == "warning"]
+    assert [(log["event"], log["host"]) for log in warned] == [("gateway.other_secret", "a")]
+    assert "PAGEMESH_SECRET" in warned[0]["next"]
 
 
 async def test_a_worker_is_expected_while_the_bus_is_away_and_when_it_has_just_gone(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -29,6 +27,7 @@ from pagemesh.gateway.api.openai_api import (
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, DONE, sse
 from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import check_token, limit_of, render
+from pagemesh.gateway.doors.address import CONNECTIONS_BACKLOG, listen, take_address
 from pagemesh.gateway.doors.asgi import (
     Guard,
     headers_of,
@@ -46,13 +45,11 @@ from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.scarce_files import ScarceFiles
 from pagemesh.runtime.metrics import CONTENT_TYPE
-from pagemesh.runtime.ports import address_of, shown_address
+from pagemesh.runtime.ports import shown_address
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.runtime.supervise import to_next_s
 from pagemesh.runtime.version import VERSION
-from pagemesh.wire.errors import ConfigError
 
-CONNECTIONS_BACKLOG = 1_024
 _DOOR = "http"
 _DATE_PERIOD_MS = 1_000
 _STOP_PERIOD_S = 0.1
@@ -264,10 +261,16 @@ class HttpDoor:
         return {"prompt": front.tokens.decode(form.tokens)}
 
     @contextlib.asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
-        """Listen for as long as the context lasts; gives the URL. At the end nothing new is
-        taken and what is running may finish. Raises ``ConfigError`` for a taken port."""
-        listener = _listen(self._config.http_host, self._config.http_port)
+    async def serve(self, taken: socket.socket | None = None) -> AsyncIterator[str]:
+        """Listen for as long as the context lasts, at the address that was ``taken`` or else at
+        the configured one; gives the URL. At the end nothing new is taken and what is running may
+        finish. Raises ``ConfigError`` for a taken port."""
+        listener = taken or take_address(self._config.http_host, self._config.http_port)
+        try:
+            listen(listener)
+        except BaseException:
+            listener.close()
+            raise
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             self.app,
@@ -340,20 +343,6 @@ async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
         hint = "answers come from /v1/chat/completions and /v1/completions"
     message = f"there is nothing at {path[:PATH_SHOWN_MAX]!r}; {hint}"
     raise ApiError(404, message, code="unknown_url")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ``ConfigError`` that names the address."""
-    try:
-        family, _ = address_of(host, port)
-        return socket.create_server((host, port), family=family, backlog=CONNECTIONS_BACKLOG)
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
-        stop = "stop what listens there or " if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(
-            f"cannot serve at {shown_address(host, port)}: {reason}; {stop}set "
-            "PAGEMESH_HTTP_HOST and PAGEMESH_HTTP_PORT (--http-host, --http-port)"
-        ) from None
 
 
 def _json(value: object, *, status: int = 200) -> Response:

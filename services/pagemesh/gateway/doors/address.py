@@ -1,0 +1,53 @@
+"""Where the HTTP door is: its address is taken early, and listened at when there are answers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+
+from pagemesh.runtime.ports import address_of, shown_address
+from pagemesh.wire.errors import ConfigError
+
+CONNECTIONS_BACKLOG = 1_024
+
+
+def take_address(host: str, port: int) -> socket.socket:
+    """A socket of the address, where connections are refused until :func:`listen`: who would
+    serve at one that is taken hears so before it loads or joins anything. Raises ``ConfigError``
+    that names the address."""
+    with _named(host, port):
+        family, address = address_of(host, port)
+        taken = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family is socket.AF_INET6:
+                taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            taken.bind(address)
+        except OSError:
+            taken.close()
+            raise
+    return taken
+
+
+def listen(taken: socket.socket) -> None:
+    """Take connections from now on. Raises ``ConfigError`` where another that had the address at
+    the same time was sooner."""
+    host, port = taken.getsockname()[:2]
+    with _named(host, port):
+        taken.listen(CONNECTIONS_BACKLOG)
+
+
+@contextlib.contextmanager
+def _named(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        stop = "stop what listens there or " if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(
+            f"cannot serve at {shown_address(host, port)}: {reason}; {stop}set "
+            "PAGEMESH_HTTP_HOST and PAGEMESH_HTTP_PORT (--http-host, --http-port)"
+        ) from None
