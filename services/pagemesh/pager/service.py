@@ -20,7 +20,7 @@ from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
-from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.runtime.service_config import ServiceConfig, check_tier_is_named
 from pagemesh.runtime.supervise import Ticks
 from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire import subjects
@@ -54,6 +54,7 @@ def _disk_place(config: ServiceConfig) -> DiskPlace | None:
         return DiskPlace(folder, host, pager.disk_bytes, secret, memory_bytes=pager.host_bytes)
     if pager.host_bytes:
         return DiskPlace(config.host.pool_dir, host, pager.host_bytes, secret, "memory")
+    check_tier_is_named(pager)
     return None
 
 

@@ -22,6 +22,7 @@ from pagemesh.runtime.settings import (
 )
 from pagemesh.wire.errors import ConfigError
 
+_PAGER = PagerConfig()
 BEAT_LATE_MS_MAX = 200
 """For so long a worker waits with a sign of life, while leases change hands."""
 
@@ -64,6 +65,19 @@ def _check_beats(pager: PagerConfig) -> None:
             f"workers that tell every {pager.heartbeat_ms} ms that they live: give {least_ms} or "
             "more, or lower PAGEMESH_PAGER_HEARTBEAT_MS (--pager-heartbeat-ms)"
         )
+
+
+def check_tier_is_named(pager: PagerConfig) -> None:
+    """Raises ``ConfigError`` for the size of a tier that is nowhere: pages would not be kept."""
+    for name, flag, given, default in (
+        ("DISK_BYTES", "--disk-bytes", pager.disk_bytes, _PAGER.disk_bytes),
+        ("DISK_STAGING_BYTES", "--disk-staging-bytes", pager.disk_staging_bytes, 0),
+    ):
+        if given != default and not pager.disk_dir and not pager.host_bytes:
+            raise ConfigError(
+                f"PAGEMESH_{name} ({flag}) without PAGEMESH_DISK_DIR (--disk-dir): no pages are "
+                "kept on disk; name a folder for them, or leave it out"
+            )
 
 
 def service_environ(config: ServiceConfig) -> dict[str, str]:

@@ -93,6 +93,8 @@ def test_the_folder_for_prepared_weights_is_looked_at(tmp_path: Path) -> None:
             "PAGEMESH_NATS_TLS_CA='none.pem' cannot be used",
         ),
         ({"PAGEMESH_NATS_TLS_CA": "none.pem"}, "the server that up starts has no TLS"),
+        ({"PAGEMESH_NATS_PASSWORD": "x"}, "name yours with --nats"),
+        ({"PAGEMESH_DISK_BYTES": "1GiB"}, "(--disk-bytes) without PAGEMESH_DISK_DIR"),
         ({"PAGEMESH_CORS_ORIGINS": "example.com"}, "scheme://host[:port]"),
     ],
 )

@@ -1,11 +1,16 @@
-"""What a pager says of itself."""
+"""What a pager says of itself, and what it is told."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.service import settings_of
+from pagemesh.runtime.service_config import load_service_config
+from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import secret_tag
 
 
@@ -17,3 +22,12 @@ def test_a_pager_says_which_secret_it_has_and_not_what_it_is(tmp_path: Path) -> 
     said = PagerBoard(settings).announce()
     assert said.secret_tag == secret_tag(secret) != secret_tag(b"another " + secret)
     assert secret not in repr(said).encode()
+
+
+@pytest.mark.parametrize("name", ["DISK_BYTES", "DISK_STAGING_BYTES"])
+def test_the_size_of_a_disk_tier_that_is_nowhere_is_refused(name: str, tmp_path: Path) -> None:
+    environ = {"PAGEMESH_SECRET": "0123456789abcdef", f"PAGEMESH_{name}": "1GiB"}
+    with pytest.raises(ConfigError, match=f"PAGEMESH_{name} .* without PAGEMESH_DISK_DIR"):
+        settings_of(load_service_config(environ))
+    disk = settings_of(load_service_config(environ, {"PAGEMESH_DISK_DIR": str(tmp_path)})).disk
+    assert disk is not None and disk.folder == tmp_path

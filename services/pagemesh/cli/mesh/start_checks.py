@@ -28,7 +28,7 @@ from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.model_types import compute_type, page_type
-from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.runtime.service_config import ServiceConfig, check_tier_is_named
 from pagemesh.runtime.sizes import exact_size, shown_binary
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import IN_FILE, PoolFormat
@@ -73,6 +73,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
             f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
             "host's memory already; leave it out, or give --pool-bytes more"
         )
+    check_tier_is_named(config.pager)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.pager.disk_dir and config.pager.host_bytes > memory_bytes:  # else the folder says so
         raise ConfigError(
@@ -86,6 +87,11 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         raise ConfigError(
             "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, and the server that up starts "
             "has no TLS; name one that has with --nats, or unset them"
+        )
+    elif config.bus.user or config.bus.password.is_set:
+        raise ConfigError(
+            "PAGEMESH_NATS_USER (--nats-user) or PAGEMESH_NATS_PASSWORD is set, and the server "
+            "that up starts has users of its own; name yours with --nats, or unset them"
         )
 
 
