@@ -83,6 +83,19 @@ async def test_a_pager_that_ends_waits_seconds_for_it_and_knows_what_it_may_stil
         await asyncio.sleep(0.05)
 
 
+async def test_a_pager_that_ends_while_its_disk_is_being_listed_finds_no_fault_with_it(
+    tmp_path: Path, pool: np.ndarray, gate: threading.Event
+) -> None:
+    async with disk_on(tmp_path, pool) as (made, heard):
+        assert isinstance(await heard.next(), DiskFound)
+    gate.clear()
+    async with disk_on(tmp_path, pool, slow(gate)) as (made, heard):
+        with capture_logs() as logs:
+            assert await made.close(), "it reads nothing into the pool"
+        assert logs == []
+        gate.set()
+
+
 @pytest.mark.parametrize("how", ["loaded", "failed", "crashed"])
 async def test_what_it_says_after_it_was_closed_nobody_hears(
     tmp_path: Path, pool: np.ndarray, gate: threading.Event, how: str

@@ -105,7 +105,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         self._file: DiskFile | None = None
         self._closing = threading.Event()
-        self._is_quiet = self._is_closed = False
+        self._is_open = self._is_quiet = self._is_closed = False
         self._failed = threading.Event()
         self._writer = LoneThread("pager-disk-write")
         self._reader = LoneThread("pager-disk-read")
@@ -252,6 +252,7 @@ class Disk:
                 f"{self._place.folder}: there is no memory for a list of what "
                 f"{self._place.bytes_max / 2**30:,.0f} GiB hold; give PAGEMESH_DISK_BYTES less"
             )
+        self._is_open = True
         return [DiskFound(tier, found.dropped_count, self._retired.read())]
 
     def _store(self, command: StorePages, taken: Bytes) -> list[TierEvent]:
@@ -322,7 +323,7 @@ class Disk:
         """Whether nobody reads into the pool any more. What hangs is left to itself, with its
         file."""
         written = _ends(self._writer)
-        if not written:
+        if not written and self._is_open:  # else it was told to write nothing
             _log.error(
                 "pager.disk_does_not_answer", folder=str(self._place.folder),
                 next="what was not written there is computed again; look at the disk's health",
