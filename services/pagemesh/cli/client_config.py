@@ -12,5 +12,5 @@ from pagemesh.runtime.config import Secret, setting
 class ClientConfig:
     """Where the mesh is and who asks."""
 
-    url: str = setting("http://127.0.0.1:8000", "URL", "URL of the gateway")
-    api_key: Secret = setting(Secret(), "API_KEY", "key to show to the gateway")
+    url: str = setting("http://127.0.0.1:8000", "URL", "URL of the gateway.")
+    api_key: Secret = setting(Secret(), "API_KEY", "API key for the gateway.")

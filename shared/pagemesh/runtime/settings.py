@@ -45,47 +45,49 @@ def _is_url(url: str, schemes: tuple[str, ...]) -> bool:
 class BusConfig:
     """The connection to NATS."""
 
-    url: str = setting(NATS_URL, "NATS", "URL of the NATS server; several, with commas")
-    user: str = setting("", "NATS_USER", "user at the NATS server; empty: none")
-    password: Secret = setting(Secret(), "NATS_PASSWORD", "password of that user")
+    url: str = setting(NATS_URL, "NATS", "NATS server URL, or several separated by commas.")
+    user: str = setting("", "NATS_USER", "NATS user. Default: none.")
+    password: Secret = setting(Secret(), "NATS_PASSWORD", "Password of the NATS user.")
     ca_file: str = setting(
-        "", "NATS_TLS_CA", "PEM file of the authority that signed the server; asks for TLS. "
-        "A tls:// URL without it trusts the system's authorities",
+        "", "NATS_TLS_CA", "PEM file of the CA that signed the server's certificate; makes TLS "
+        "mandatory. Default, for tls:// URLs: the system's CAs.",
     )  # fmt: skip
     cert_file: str = setting(
-        "", "NATS_TLS_CERT", "PEM file of our own certificate, if the server wants one"
+        "", "NATS_TLS_CERT", "PEM file of the client certificate, if the server asks for one."
     )
-    key_file: str = setting("", "NATS_TLS_KEY", "PEM file of its key; empty: in the same file")
+    key_file: str = setting(
+        "", "NATS_TLS_KEY", "PEM file of the client's key. Default: the certificate's file."
+    )
     connect_timeout_ms: int = setting(
-        2_000, "NATS_CONNECT_TIMEOUT_MS", "limit of one try to connect",
+        2_000, "NATS_CONNECT_TIMEOUT_MS", "Timeout of one connection attempt, in ms.",
         minimum=1, maximum=MINUTE_MS,
     )  # fmt: skip
     start_wait_ms: int = setting(
-        5_000, "NATS_START_WAIT_MS", "how long a command keeps trying before it gives up",
+        5_000, "NATS_START_WAIT_MS", "How long to keep trying to connect at the start, in ms.",
         minimum=0, maximum=60 * MINUTE_MS,
     )  # fmt: skip
     reconnect_wait_ms: int = setting(
-        50, "NATS_RECONNECT_WAIT_MS", "first pause between tries; it doubles",
+        50, "NATS_RECONNECT_WAIT_MS", "First delay between attempts, in ms; doubles each time.",
         minimum=1, maximum=MINUTE_MS,
     )  # fmt: skip
     reconnect_wait_ms_max: int = setting(
-        1_000, "NATS_RECONNECT_WAIT_MS_MAX", "longest pause between tries",
+        1_000, "NATS_RECONNECT_WAIT_MS_MAX", "Longest delay between attempts, in ms.",
         minimum=1, maximum=MINUTE_MS,
     )  # fmt: skip
     heartbeat_ms: int = setting(
-        500, "NATS_HEARTBEAT_MS", "how often the server is asked for a sign of life",
+        500, "NATS_HEARTBEAT_MS", "Interval between pings of the server, in ms.",
         minimum=10, maximum=MINUTE_MS,
     )  # fmt: skip
     heartbeat_timeout_ms: int = setting(
-        1_800, "NATS_HEARTBEAT_TIMEOUT_MS", "silence after which the connection counts as lost",
+        1_800, "NATS_HEARTBEAT_TIMEOUT_MS", "Silence after which the connection is lost, in ms.",
         minimum=10, maximum=MINUTE_MS,
     )  # fmt: skip
     request_count_max: int = setting(
-        16_384, "NATS_REQUEST_COUNT_MAX", "requests that may wait for an answer at once",
+        16_384, "NATS_REQUEST_COUNT_MAX", "Maximum requests waiting for a reply.",
         minimum=1, maximum=1 << 20,
     )  # fmt: skip
     output_bytes_max: int = setting(
-        32 << 20, "NATS_OUTPUT_BYTES_MAX", "bytes that may wait to be sent",
+        32 << 20, "NATS_OUTPUT_BYTES_MAX", "Maximum size of unsent output.",
         minimum=1 << 16, maximum=1 << 30, size=True,
     )  # fmt: skip
 
@@ -118,24 +120,24 @@ class BusConfig:
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """Where a service runs and what it shares with its neighbours."""
+    """The host and its services."""
 
-    host: str = computed(host_name, "HOST", "name of this host on the mesh")
-    name: str = setting("", "NAME", "name of this service; empty: its role and a random tail")
+    host: str = computed(host_name, "HOST", "Name of this host on the mesh; not an address.")
+    name: str = setting("", "NAME", "Name of this service. Default: its role and a random suffix.")
     pool_dir: Path = computed(
-        default_pool_dir, "POOL_DIR", "folder of page pools; best on a shared-memory file system"
+        default_pool_dir, "POOL_DIR", "Folder for page pools, best on a shared-memory file system."
     )
     secret: Secret = setting(
-        Secret(), "SECRET", "keys prefix ids and tenants' salts; the same on every service",
+        Secret(), "SECRET", "Key of prefix ids and tenant salts; the same on every service.",
         strong=True,
     )  # fmt: skip
     drain_ms: int = setting(
-        30_000, "DRAIN_MS", "how long a service that is told to stop may finish what it has",
+        30_000, "DRAIN_MS", "Time to finish running requests when stopped, in ms.",
         minimum=0, maximum=10 * MINUTE_MS,
     )  # fmt: skip
     step_ms_max: int = setting(
-        5 * MINUTE_MS, "STEP_MS_MAX", "what a step may take; a worker whose step takes longer "
-        "ends, to be started again, and the pager waits for as long",
+        5 * MINUTE_MS, "STEP_MS_MAX", "Time limit of a model step, in ms. A worker that exceeds "
+        "it exits to be restarted; the pager waits as long for its pages.",
         minimum=1_000, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
 
@@ -156,49 +158,49 @@ class HostConfig:
 
 @dataclass(frozen=True, slots=True)
 class PagerConfig:
-    """The page manager of a host."""
+    """The pager."""
 
     pool_bytes: int = setting(
-        512 << 20, "POOL_BYTES", "memory for KV pages in the pool",
+        512 << 20, "POOL_BYTES", "Memory for KV pages.",
         minimum=1 << 16, maximum=1 << 44, size=True,
     )  # fmt: skip
     eviction: Literal["learned", "lru", "lfu", "s3-fifo", "priority", "cost"] = setting(
-        "learned", "EVICTION", "which cached pages go first when room is needed"
+        "learned", "EVICTION", "Eviction policy for cached pages."
     )
     disk_dir: str = setting(
-        "", "DISK_DIR", "folder where evicted pages are kept; empty: nowhere. Best on a local SSD"
+        "", "DISK_DIR", "Folder for evicted pages, best on a local SSD. Default: no disk tier."
     )
     disk_bytes: int = setting(
-        16 << 30, "DISK_BYTES", "most that the pages kept there may take",
+        16 << 30, "DISK_BYTES", "Maximum size of the disk tier.",
         minimum=1 << 16, maximum=1 << 50, size=True,
     )  # fmt: skip
     disk_staging_bytes: int = setting(
-        0, "DISK_STAGING_BYTES", "memory for pages that wait to be written there; 0: for 128, at "
-        "least 64MiB, at most 1GiB and half of the pool",
+        0, "DISK_STAGING_BYTES", "Memory for pages waiting to be written to disk. 0: room for "
+        "128 pages, at least 64MiB, at most 1GiB and half of the pool.",
         minimum=0, maximum=1 << 40, size=True,
     )  # fmt: skip
     host_bytes: int = setting(
-        0, "HOST_BYTES", "memory of the host for pages that leave a device; with a disk too, for "
-        "those that were last written to it or read",
+        0, "HOST_BYTES", "Host memory for pages evicted from a device. With a disk tier, it holds "
+        "the disk's pages written or read last.",
         minimum=0, maximum=1 << 44, size=True,
     )  # fmt: skip
     pin_share_max: float = setting(
-        0.25, "PIN_SHARE_MAX", "share of the pool that operators may pin", minimum=0.0, maximum=0.9
+        0.25, "PIN_SHARE_MAX", "Share of the pool that operators may pin.", minimum=0.0, maximum=0.9
     )
     session_ttl_ms: int = setting(
-        3_000, "SESSION_TTL_MS", "silence after which a worker's leases end",
+        3_000, "SESSION_TTL_MS", "Silence after which a worker's leases end, in ms.",
         minimum=100, maximum=MINUTE_MS,
     )  # fmt: skip
     heartbeat_ms: int = setting(
-        500, "PAGER_HEARTBEAT_MS", "how often a worker tells the pager that it lives",
+        500, "PAGER_HEARTBEAT_MS", "Interval between a worker's heartbeats, in ms.",
         minimum=10, maximum=MINUTE_MS,
     )  # fmt: skip
     inbox_count_max: int = setting(
-        4_096, "PAGER_INBOX_COUNT_MAX", "requests that may wait at the pager",
+        4_096, "PAGER_INBOX_COUNT_MAX", "Maximum requests queued at the pager.",
         minimum=1, maximum=1 << 20,
     )  # fmt: skip
     kill_holders: bool = setting(
-        False, "PAGER_KILL_HOLDERS", "kill a stuck worker of this host that holds wanted pages"
+        False, "PAGER_KILL_HOLDERS", "Kill a stuck worker of this host that holds needed pages."
     )
 
     @property
@@ -210,71 +212,68 @@ class PagerConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """A prefill or decode worker."""
+    """The prefill and decode workers."""
 
-    model: str = setting("", "MODEL", "folder or Hugging Face id; empty: the bundled demo model")
+    model: str = setting("", "MODEL", "Folder or Hugging Face id. Default: the bundled demo model.")
     model_name: str = setting(
-        "", "MODEL_NAME", "what clients call the model; empty: the folder's name or the hub id"
+        "", "MODEL_NAME", "Model name for clients. Default: the folder's name or the Hub id."
     )
     cache_dir: str = setting(
-        "", "CACHE_DIR", "folder of prepared weights; empty: in the user's cache folder"
+        "", "CACHE_DIR", "Folder for prepared weights. Default: in the user's cache folder."
     )
     device: Literal["cpu", "cuda", "interpreter"] = setting(
-        "cpu", "DEVICE", "where the model runs and its pages are; interpreter: the GPU's kernels "
-        "on a CPU, for tests",
+        "cpu", "DEVICE", "Where the model runs and its pages are kept. interpreter: GPU kernels on "
+        "a CPU, for tests.",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "int8", "bfloat16", "float16"] = setting(
         "auto",
         "DTYPE",
-        "type of weights: float32 (as the model has them), bfloat16 or int8 on a CPU, where these "
-        "two round what they are multiplied with to bfloat16 and all else is float32; float32, "
-        "bfloat16 or float16 on a GPU, computed with in that type; auto: float32 on a CPU, on a "
-        "GPU the type that the model is stored in",
+        "Type of weights. CPU: float32, bfloat16 or int8; GPU: float32, bfloat16 or float16. "
+        "auto: float32 on a CPU, the checkpoint's type on a GPU.",
     )
     kv_dtype: Literal["auto", KvDtype] = setting(
-        "auto", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host; auto: "
-        "float32 on a CPU, on a GPU the type that is computed with",
+        "auto", "KV_DTYPE", "Type of K and V in pages; the same on every worker of a host. auto: "
+        "float32 on a CPU, the compute type on a GPU.",
     )  # fmt: skip
-    page_size: int = setting(16, "PAGE_SIZE", "token slots in a page", minimum=1, maximum=256)
+    page_size: int = setting(16, "PAGE_SIZE", "Token slots per page.", minimum=1, maximum=256)
     deterministic: bool = setting(
-        False, "DETERMINISTIC", "identical tokens whatever the batch, chunks, hits or failover"
+        False, "DETERMINISTIC", "Identical tokens whatever the batch, chunks, hits or failover."
     )
     thread_count: int = setting(
-        0, "THREADS", "threads of the model step; 0: the cores this process may use, or what a CPU "
-        "quota allows of them; workers on the same cores take turns, but not where each asks for "
-        "half of the cores or fewer",
+        0, "THREADS", "Threads per worker. 0: one per usable core, within the CPU quota. Workers "
+        "take turns on shared cores, unless each uses at most half of them.",
         minimum=0, maximum=1024,
     )  # fmt: skip
     kernels: Literal["", "native", "reference"] = setting(
-        "", "KERNELS", "who computes on a CPU; empty: the native library"
+        "", "KERNELS", "CPU kernels. Default: native."
     )
     cpu_level: Literal["", "amx", "avx512_bf16", "avx512", "avx2", "portable"] = setting(
-        "", "CPU_LEVEL", "instruction set of the native kernels; empty: the best there is"
+        "", "CPU_LEVEL", "Instruction set of the native kernels. Default: the best available."
     )
     sequence_count_max: int = setting(
-        256, "SEQUENCE_COUNT_MAX", "sequences in one step; fewer where pages run out first",
+        256, "SEQUENCE_COUNT_MAX", "Maximum sequences per step; fewer if pages run out first.",
         minimum=1, maximum=4096,
     )  # fmt: skip
     step_tokens_max: int = setting(
-        512, "STEP_TOKENS_MAX", "tokens of prompts computed in one step", minimum=1, maximum=1 << 16
+        512, "STEP_TOKENS_MAX", "Maximum prompt tokens per step.", minimum=1, maximum=1 << 16
     )
     itl_target_ms: int = setting(
-        0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: "
-        "prompts get 4 to 8 times what a step without them takes, or --stream-ms if that is longer",
+        0, "ITL_TARGET_MS", "Target inter-token latency beside prompts, in ms. 0: prompts get 4 to "
+        "8 times as long as a step without them, or as --stream-ms if that is longer.",
         minimum=0, maximum=MINUTE_MS,
     )  # fmt: skip
     stream_ms: int = setting(
-        40, "STREAM_MS", "tokens that come sooner after one another than this are sent together; "
-        "0: each alone, which takes longer where steps are short",
+        40, "STREAM_MS", "Tokens less than this apart, in ms, are sent together. 0: each is sent "
+        "alone, which is slower when steps are short.",
         minimum=0, maximum=1_000,
     )  # fmt: skip
     draft_tokens_max: int = setting(
-        7, "DRAFT_TOKENS_MAX", "tokens of an answer that are guessed from what was said before and "
-        "verified in one step, on a CPU; 0: none",
+        7, "DRAFT_TOKENS_MAX", "Tokens drafted by prompt lookup and verified in one step; "
+        "CPU only. 0: none.",
         minimum=0, maximum=31,
     )  # fmt: skip
     waiting_count_max: int = setting(
-        1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
+        1_024, "WAITING_COUNT_MAX", "Maximum sequences waiting.", minimum=1, maximum=1 << 20
     )
 
     def __post_init__(self) -> None:
@@ -304,44 +303,43 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """The front door."""
+    """The gateway."""
 
-    http_host: str = setting("127.0.0.1", "HTTP_HOST", "address to listen on")
-    http_port: int = setting(8000, "HTTP_PORT", "port to listen on", minimum=0, maximum=65_535)
+    http_host: str = setting("127.0.0.1", "HTTP_HOST", "Address to listen on.")
+    http_port: int = setting(8000, "HTTP_PORT", "Port to listen on.", minimum=0, maximum=65_535)
     api_keys: Secret = setting(
-        Secret(), "API_KEYS", "accepted keys, with commas; empty: no key is asked for"
+        Secret(), "API_KEYS", "Accepted API keys, separated by commas. Default: no key required."
     )
     tenant_limits: str = setting(
-        "", "TENANT_LIMITS", "what tenants may take, such as: alice:pages=25% requests=8 "
-        "cache_ttl_s=600,*:pages=40%",
+        "", "TENANT_LIMITS", "Limits per tenant, such as \"alice:pages=25% requests=8 "
+        "cache_ttl_s=600,*:pages=40%\".",
     )  # fmt: skip
     cors_origins: tuple[str, ...] = setting(
-        (), "CORS_ORIGINS", "pages that may call from browsers: origins such as "
-        "https://chat.example.com, with commas, or *; empty: none",
+        (), "CORS_ORIGINS", "Origins whose pages may call from browsers, such as "
+        "https://chat.example.com, separated by commas, or *. Default: none.",
     )  # fmt: skip
     generation_config: GenerationConfig = setting(
-        "auto", "GENERATION_CONFIG", "auto: what clients leave out of temperature, top_p, top_k, "
-        "min_p and repetition_penalty is what the model's generation_config.json recommends; none: "
-        "OpenAI's defaults",
+        "auto", "GENERATION_CONFIG", "Defaults for temperature, top_p, top_k, min_p and "
+        "repetition_penalty. auto: the model's generation_config.json; none: OpenAI's.",
     )  # fmt: skip
     disaggregate: Literal["auto", "always"] = setting(
-        "auto", "DISAGGREGATE", "auto: where prefill workers would take a decode worker's cores, "
-        "it computes prompts in its own steps while it has work, and short ones at any time; "
-        "always: prefill workers compute all but the shortest",
+        "auto", "DISAGGREGATE", "always: prefill workers compute all but the shortest prompts. "
+        "auto: where they share a decode worker's cores, it computes prompts itself while it is "
+        "busy, and short ones at any time.",
     )  # fmt: skip
     request_count_max: int = setting(
-        1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20
+        1_024, "REQUEST_COUNT_MAX", "Maximum concurrent requests.", minimum=1, maximum=1 << 20
     )
     request_timeout_ms: int = setting(
-        10 * MINUTE_MS, "REQUEST_TIMEOUT_MS", "longest life of a request",
+        10 * MINUTE_MS, "REQUEST_TIMEOUT_MS", "Time limit of a request, in ms.",
         minimum=100, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
     body_bytes_max: int = setting(
-        8 << 20, "BODY_BYTES_MAX", "longest HTTP body",
+        8 << 20, "BODY_BYTES_MAX", "Maximum size of an HTTP request body.",
         minimum=1 << 10, maximum=1 << 30, size=True,
     )  # fmt: skip
     vllm_metrics: bool = setting(
-        False, "VLLM_METRICS", "also report the four gauges that gateways read from vLLM"
+        False, "VLLM_METRICS", "Also export the four gauges that Kubernetes routers read from vLLM."
     )
 
     @property
@@ -355,25 +353,26 @@ class TelemetryConfig:
     """Logs, traces and metrics."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "LOG_LEVEL", "least severity to log"
+        "info", "LOG_LEVEL", "Lowest severity to log."
     )
     log_format: Literal["auto", "json", "console"] = setting(
-        "auto", "LOG_FORMAT", "auto: console on a terminal, JSON otherwise"
+        "auto", "LOG_FORMAT", "Log format. auto: console on a terminal, json otherwise."
     )
     log_exception_text: bool = setting(
-        False, "LOG_EXCEPTION_TEXT", "log the text of exceptions; may hold parts of prompts"
+        False, "LOG_EXCEPTION_TEXT", "Log exception messages, which may contain parts of prompts."
     )
     otlp: str = computed(
         lambda: os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-        "OTLP", "URL of an OTLP/HTTP collector; empty: no traces",
+        "OTLP", "URL of an OTLP/HTTP collector for traces; empty: no traces.",
     )  # fmt: skip
     trace_ratio: float = setting(
-        1.0, "TRACE_RATIO", "share of requests to trace", minimum=0.0, maximum=1.0
+        1.0, "TRACE_RATIO", "Share of requests to trace.", minimum=0.0, maximum=1.0
     )
-    metrics_host: str = setting("127.0.0.1", "METRICS_HOST", "address of a service's own metrics")
+    metrics_host: str = setting("127.0.0.1", "METRICS_HOST", "Address of a service's own metrics.")
     metrics_port: int = setting(
-        0, "METRICS_PORT", "port of a service's own metrics; 0: none", minimum=0, maximum=65_535
-    )
+        0, "METRICS_PORT", "Port of a service's own metrics; with `up`, the first of one per "
+        "service. 0: none.", minimum=0, maximum=65_535,
+    )  # fmt: skip
 
     @property
     def traces_url(self) -> str:

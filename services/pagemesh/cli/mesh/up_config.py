@@ -25,26 +25,26 @@ class UpConfig:
     """The shape of the mesh."""
 
     prefill_count: int = setting(
-        1, "PREFILL", "prefill workers to start; unless it is given, none with --device cuda: a "
-        "decode worker does both, and the weights are on the GPU once",
+        1, "PREFILL", "Prefill workers to start. With 0, decode workers compute prompts too; "
+        "that is the default with --device cuda.",
         minimum=0, maximum=WORKER_COUNT_MAX,
     )  # fmt: skip
     decode_count: int = setting(
-        1, "DECODE", "decode workers to start", minimum=0, maximum=WORKER_COUNT_MAX
+        1, "DECODE", "Decode workers to start.", minimum=0, maximum=WORKER_COUNT_MAX
     )
-    http: str = setting("", "HTTP", "HOST:PORT to serve; short for --http-host and --http-port")
+    http: str = setting("", "HTTP", "HOST:PORT to serve; short for --http-host and --http-port.")
     start_timeout_ms: int = setting(
-        600_000, "START_TIMEOUT_MS", "how long loading may take", minimum=1_000, maximum=86_400_000
-    )
+        600_000, "START_TIMEOUT_MS", "Time limit for all services to be ready, in ms.",
+        minimum=1_000, maximum=86_400_000,
+    )  # fmt: skip
     exit_count_max: int = setting(
-        12, "EXIT_COUNT_MAX", "deaths of one service, with no life of 15 s between them, that "
-        "end the mesh",
+        12, "EXIT_COUNT_MAX", "Exits of one service that end the mesh; a run of at least 15 s "
+        "resets the count.",
         minimum=1, maximum=1_000,
     )  # fmt: skip
     silence_ms_max: int = setting(
-        10_000, "SILENCE_MS_MAX", "standstill of a service after which it is killed and started "
-        "again; raise it before you stop one in a debugger (one whose pages others wait "
-        "for is killed after 5 s all the same)",
+        10_000, "SILENCE_MS_MAX", "Silence after which a service is killed and restarted, in ms. "
+        "Raise it to use a debugger (one whose pages others wait for is still killed after 5 s).",
         minimum=2_000, maximum=86_400_000,
     )  # fmt: skip
 
