@@ -44,12 +44,14 @@ _STILL_SILENT_MS = 2_000
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @bus_flags
 def audit(as_json: bool, **arguments: Any) -> int:
-    """Compare the books of pagers with what workers hold. Exits 1 when something does not add up,
-    and names pages, owner and trace of each orphan, and what to do next; or when a pager does not
-    answer, and tells what the others say."""
+    """Compare the ledgers of pagers with the leases that workers hold.
+
+    Each discrepancy is printed with its pages, owner, trace and the next step. Exits 1 if there is
+    one, or if a pager does not answer; the other pagers are audited all the same.
+    """
     looks, unheard = asyncio.run(_look_twice(arguments))
     findings = [found for first, second in looks for found in reconcile(first, second)]
     if as_json:

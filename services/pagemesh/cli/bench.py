@@ -33,21 +33,22 @@ _TOKENS = click.IntRange(1)
 
 @click.command()
 @click.option("--requests", "request_count", type=click.IntRange(1), metavar="N", default=None,
-              help="How many.  [default: 4 for each that is asked at once; with --rate those of "
-              "10 seconds]")  # fmt: skip
+              help="Number of requests.  [default: 4 times --concurrency; with --rate, 10 seconds' "
+              "worth]")  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1, 1 << 14), metavar="N", default=None,
-              help="So many at once, the next when one has its answer.  [default: 8]")  # fmt: skip
+              help="Requests in flight; each that ends starts another.  [default: 8]")  # fmt: skip
 @click.option("--rate", type=Number(0, 1 << 14, min_open=True), default=None, metavar="X",
-              help="Instead: so many a second, at random moments, however many wait.")  # fmt: skip
+              help="Requests per second, at random moments; excludes --concurrency and sets no "
+              "limit to requests in flight.")  # fmt: skip
 @click.option("--input-tokens", type=_TOKENS, metavar="N", default=512, show_default=True,
-              help="Of each prompt, drawn at random.")  # fmt: skip
+              help="Tokens per prompt, drawn at random.")  # fmt: skip
 @click.option("--shared-tokens", type=click.IntRange(0), metavar="N", default=0, show_default=True,
-              help="Those at the beginning that all prompts have in common.")  # fmt: skip
+              help="Tokens that all prompts start with, part of --input-tokens.")  # fmt: skip
 @click.option("--output-tokens", type=_TOKENS, metavar="N", default=128, show_default=True,
-              help="Of each answer, likeliest ones; none ends before.")  # fmt: skip
+              help="Tokens per answer, exactly; sampling is greedy.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, _SEED_MAX), metavar="N", default=None,
-              help="Repeats prompts and moments; what was asked before may be cached.  "
-              "[default: another each time]")  # fmt: skip
+              help="Seed of prompts and moments; repeated prompts may be cached.  "
+              "[default: random]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
 @gateway_flags
 @pool_dir_flag
@@ -62,10 +63,10 @@ def bench(
     as_json: bool,
     **arguments: Any,
 ) -> int:
-    """Ask a running mesh many things and say how fast it answers.
+    """Measure how fast a running mesh answers.
 
-    Times are those of a client: from a request's sending to its first text, and between texts.
-    Where it asks for an API key, set PAGEMESH_API_KEY.
+    Times are measured at the client: from sending a request to its first text, and between texts.
+    If the mesh requires an API key, set PAGEMESH_API_KEY.
     """
     check_variables()
     if rate is not None and concurrency is not None:

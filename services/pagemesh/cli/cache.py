@@ -48,61 +48,63 @@ A = TypeVar("A", bound=Message)
 F = TypeVar("F", bound=Callable[..., Any])
 After = Callable[[Mesh, Answers], Awaitable[Answers]]
 _TOKENS = Counts(0, 0xFFFF_FFFF, "token ids such as 1,15,220")
-_ROOT_HELP = "Only what is under the root that starts with these hexadecimal digits."
+_ROOT_HELP = "Only the tree whose root starts with these hexadecimal digits."
 
 
 def _door(command: F) -> F:
     """What every command at the door takes."""
     command = bus_flags(command)
-    return click.option("--json", "as_json", is_flag=True, help="JSON, one entry a host.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, an entry per host.")(
+        command
+    )
 
 
 @click.group()
 def cache() -> None:
-    """Look at what a mesh caches, pin prefixes, drop what is stale."""
+    """Inspect a mesh's cache, pin prefixes, invalidate prefixes."""
 
 
 @cache.command()
 @_door
 def stats(as_json: bool, **arguments: Any) -> int:
-    """Pages by state, hits, pins, what left the cache and why."""
+    """Show pages by state, hits, pins, and why pages left the cache."""
     return _each(arguments, "stats", [AskCacheStats()], CacheStats, stats_text, as_json=as_json)
 
 
 @cache.command()
 @click.option("--root", type=Digits(), default="", metavar="HEX", help=_ROOT_HELP)
-@click.option("--first", type=click.IntRange(0), default=0, help="Skip so many edges.")
+@click.option("--first", type=click.IntRange(0), default=0, help="Number of edges to skip.")
 @click.option("--limit", type=click.IntRange(1, LINES_MAX), default=100, show_default=True,
-              help="Show at most so many.")  # fmt: skip
+              help="Maximum number of edges.")  # fmt: skip
 @_door
 def tree(root: str, first: int, limit: int, as_json: bool, **arguments: Any) -> int:
-    """The edges of the prefix trees. No token is shown."""
+    """List the edges of the prefix trees, without their tokens."""
     ask = AskCacheTree(root=root, first=first, limit=limit)
     return _each(arguments, "tree", [ask], CacheTree, lines_text, as_json=as_json)
 
 
 @cache.command()
 @click.option("--by", type=click.Choice(["reuse", "size"]), default="reuse", show_default=True,
-              help="What saved the most prefill, or the longest prefixes.")  # fmt: skip
+              help="Order: most prefill saved, or longest prefix.")  # fmt: skip
 @click.option("--root", type=Digits(), default="", metavar="HEX", help=_ROOT_HELP)
 @click.option("--limit", type=click.IntRange(1, LINES_MAX), default=20, show_default=True,
-              help="Show at most so many.")  # fmt: skip
+              help="Maximum number of edges.")  # fmt: skip
 @_door
 def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
-    """The edges that are worth the most."""
+    """List the most valuable edges of the prefix trees."""
     ask = AskCacheTop(by=by, root=root, limit=limit)
     return _each(arguments, "top", [ask], CacheTop, lines_text, as_json=as_json)
 
 
 @cache.command()
-@click.option("--text", metavar="TEXT", help="The prefix, as a completion prompt starts.")
+@click.option("--text", metavar="TEXT", help="The prefix as text: the start of completion prompts.")
 @click.option("--messages", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="The prefix as chat messages: a JSON list, as a request holds it.")  # fmt: skip
-@click.option("--salt", default="", metavar="SALT", help="The cache_salt of those requests.")
-@click.option("--root", metavar="HEX", help="With --tokens: the root, 64 hexadecimal digits.")
-@click.option("--tokens", type=_TOKENS, help="The prefix as token ids.")
+              help="The prefix as chat messages: a JSON list, as in a request.")  # fmt: skip
+@click.option("--salt", default="", metavar="SALT", help="The cache_salt that the requests use.")
+@click.option("--root", metavar="HEX", help="The root of --tokens, 64 hexadecimal digits.")
+@click.option("--tokens", type=_TOKENS, help="The prefix as token ids; needs --root.")
 @click.option("--ttl-s", type=click.IntRange(1, PIN_TTL_S_MAX), metavar="SECONDS",
-              help="Unpin it by itself after so long.  [default: never]")  # fmt: skip
+              help="Remove the pin after this time.  [default: never]")  # fmt: skip
 @gateway_flags
 @_door
 def pin(
@@ -115,8 +117,11 @@ def pin(
     as_json: bool,
     **arguments: Any,
 ) -> int:
-    """Keep a cached prefix from eviction. The gateway turns text and messages into tokens, and
-    knows whose cache they are in by the API key."""
+    """Protect a cached prefix from eviction.
+
+    The gateway tokenizes text and messages. The API key (PAGEMESH_API_KEY) tells it whose cache
+    they are in.
+    """
     bus_config(arguments)  # what is wrong with the settings is said before anything is asked
     # Who has tokens has no need of a gateway, and must not be asked which.
     client = client_config(arguments) if tokens is None else ClientConfig()
@@ -127,10 +132,10 @@ def pin(
 
 @cache.command()
 @click.argument("name", metavar="[PIN]", required=False)
-@click.option("--all", "everything", is_flag=True, help="Every pin.")
+@click.option("--all", "everything", is_flag=True, help="Remove all pins.")
 @_door
 def unpin(name: str | None, everything: bool, as_json: bool, **arguments: Any) -> int:
-    """End a pin that `pagemesh cache stats` lists, or all of them."""
+    """Remove a pin listed by `pagemesh cache stats`, or all pins."""
     if (name is None) != everything:
         raise click.UsageError("give either a pin or --all")
     try:
@@ -142,10 +147,10 @@ def unpin(name: str | None, everything: bool, as_json: bool, **arguments: Any) -
 
 @cache.command()
 @click.option("--root", type=Digits(), metavar="HEX",
-              help="The one root that starts with these digits.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="Every root of a model.")
-@click.option("--tenant", metavar="NAME", help="Every root of a tenant.")
-@click.option("--idle", is_flag=True, help="Whatever no sequence uses and nobody pinned.")
+              help="The root that starts with these hexadecimal digits.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="All roots of a model.")
+@click.option("--tenant", metavar="NAME", help="All roots of a tenant.")
+@click.option("--idle", is_flag=True, help="Everything that is neither in use nor pinned.")
 @_door
 def invalidate(
     root: str | None,
@@ -155,8 +160,10 @@ def invalidate(
     as_json: bool,
     **arguments: Any,
 ) -> int:
-    """Drop what is not to be used any more. Nothing new matches it from now on; sequences that
-    run go on with their own pages."""
+    """Invalidate cached prefixes.
+
+    New requests no longer match them; running sequences keep their pages.
+    """
     named: dict[Any, str | None] = {"root": root, "model": model, "tenant": tenant}
     given = [(what, name) for what, name in named.items() if name is not None]
     given += [("idle", "")] if idle else []

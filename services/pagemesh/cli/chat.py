@@ -33,12 +33,12 @@ _MESSAGE_COUNT_MAX = 200
 
 @click.command()
 @click.option("--once", metavar="TEXT", help="Ask TEXT, print the answer and exit.")
-@click.option("--system", metavar="TEXT", help="A system message to begin with.")
+@click.option("--system", metavar="TEXT", help="System message that starts the conversation.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
-              help="Longest answer; it is shorter where less is left of the context.")  # fmt: skip
+              help="Maximum tokens per answer, within what the context has left.")  # fmt: skip
 @click.option("--temperature", type=Number(0, 2), default=None,
-              help="0 always takes the likeliest token.  [default: the model's, or 1]")  # fmt: skip
-@click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
+              help="Sampling temperature; 0 is greedy.  [default: the model's, or 1]")  # fmt: skip
+@click.option("--seed", type=int, default=None, help="Random seed, for repeatable answers.")
 @gateway_flags
 @pool_dir_flag
 def chat(
@@ -49,7 +49,10 @@ def chat(
     seed: int | None,
     **arguments: Any,
 ) -> int:
-    """Talk to a running mesh. Where it asks for an API key, set PAGEMESH_API_KEY."""
+    """Chat with the model that a running mesh serves.
+
+    If the mesh requires an API key, set PAGEMESH_API_KEY.
+    """
     check_variables()
     if once is not None and not once.strip():
         raise ConfigError("--once has nothing to ask; name a text")

@@ -70,8 +70,10 @@ class Finding:
 @click.command(cls=Sectioned)
 @up_flags
 def doctor(**arguments: Any) -> int:
-    """Say what on this machine would stop the mesh that `pagemesh up` would start with these flags
-    and PAGEMESH_* variables. Nothing is started."""
+    """Check whether `pagemesh up` could run here with these flags and PAGEMESH_* variables.
+
+    Nothing is started. Exits 1 if a check fails.
+    """
     check_variables()
     findings = list(examine(os.environ, given_flags(arguments)))
     color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal

@@ -24,7 +24,7 @@ gateway_flags = config_flags(
 """What says where the gateway is, and who asks."""
 pool_dir_flag = config_flags(
     HostConfig,
-    defaults={"PAGEMESH_POOL_DIR": "where `pagemesh up` has it unless told otherwise"},
+    defaults={"PAGEMESH_POOL_DIR": "as in `pagemesh up`"},
     without=[each.variable for each in options(HostConfig) if each.variable != _POOL_DIR],
 )
 """What says where a `pagemesh up` of this machine is found."""

@@ -22,8 +22,10 @@ class Unhealthy(PagemeshError):
 @click.command()
 @click.argument("url")
 def health(url: str) -> int:
-    """Exit 0 when URL answers with success, 1 otherwise (2 for what is no URL). Without a path it
-    is the gateway there that is asked whether requests would be served."""
+    """Exit 0 if URL answers with success, 1 if not, 2 if it is not a URL.
+
+    A URL without a path is taken for a gateway, which is asked whether it can serve requests.
+    """
     try:
         if (named := httpx.URL(url)).path == "/":
             url = str(named.copy_with(path=_READY))

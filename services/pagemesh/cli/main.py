@@ -25,14 +25,14 @@ class _Lazy(click.Group):
     _HELP: ClassVar[dict[str, str]] = {
         "up": "Start the whole mesh on this machine and print its URL.",
         "serve": "Run one service: gateway, pager, prefill or decode.",
-        "chat": "Talk to a running mesh.",
-        "bench": "Say how fast a running mesh answers.",
-        "plan": "Say how much KV memory a model takes and what fits where.",
-        "replay": "Say what a prefix cache would have hit on a trace of requests.",
-        "cache": "Look at what a mesh caches, pin prefixes, drop what is stale.",
-        "audit": "Say whether pagers' books and workers' leases add up.",
-        "doctor": "Say what on this machine would stop a mesh from running.",
-        "health": "Exit 0 when a URL answers; for health checks of containers.",
+        "chat": "Chat with the model that a running mesh serves.",
+        "bench": "Measure how fast a running mesh answers.",
+        "plan": "Show how much KV memory a model needs and what fits.",
+        "replay": "Replay a trace of requests and show the prefix cache's hit rates.",
+        "cache": "Inspect a mesh's cache, pin prefixes, invalidate prefixes.",
+        "audit": "Check that pagers and workers agree on leases and pages.",
+        "doctor": "Check whether this machine can run a mesh.",
+        "health": "Exit 0 if a URL answers; for container health checks.",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -37,41 +37,42 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 
 @click.command()
 @click.argument("model", required=False, default="")
-@click.option("--memory", type=_SIZE, help="Memory of one device, e.g. 24GB or 80GiB.")
+@click.option("--memory", type=_SIZE, help="Memory of one device, such as 24GB or 80GiB.")
 @click.option("--share", type=Number(0.0, 1.0, min_open=True), default=0.9,
-              show_default=True, help="Share of it for weights and KV.")  # fmt: skip
-@click.option("--pool-bytes", type=_SIZE, help="KV memory of all devices, instead of --memory.  "
+              show_default=True, help="Share of --memory for weights and KV.")  # fmt: skip
+@click.option("--pool-bytes", type=_SIZE, help="KV memory of all devices; excludes --memory.  "
               "[default: the pool of `pagemesh up`]")  # fmt: skip
 @click.option("--tensor-parallel", type=click.IntRange(1, DEVICE_COUNT_MAX), default=1,
-              show_default=True, help="Devices that share each layer.")  # fmt: skip
+              show_default=True, help="Devices that split each layer.")  # fmt: skip
 @click.option("--kv-dtype", metavar="TYPE", default=None,
-              help=f"{', '.join(FORMATS)}.  [default: the checkpoint's, or without MODEL that of "
-              "`pagemesh up`]")  # fmt: skip
+              help=f"Type of K and V: {', '.join(FORMATS)}.  [default: the checkpoint's; without "
+              "MODEL, that of `pagemesh up`]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(list(DTYPE_BYTES)), default=None,
-              help="Type of the weights, on a GPU where PAGEMESH_DEVICE is cuda or devices are "
-              "several, else on a CPU.  [default: the checkpoint's]")  # fmt: skip
+              help="Type of the weights, counted as on a GPU if PAGEMESH_DEVICE is cuda or there "
+              "are several devices, else as on a CPU.  [default: the checkpoint's]")  # fmt: skip
 @click.option("--weights", type=_SIZE, help="Size of the weights.  [default: from the model]")
 @click.option("--page-size", type=click.IntRange(1, 256),
-              help="Tokens a page holds.  [default: as in `pagemesh up`]")  # fmt: skip
-@click.option("--session-tokens", type=_TOKENS, help="Length of the sessions to count.")
+              help="Tokens per page.  [default: as in `pagemesh up`]")  # fmt: skip
+@click.option("--session-tokens", type=_TOKENS,
+              help="Tokens per session.  [default: several lengths up to the context]")  # fmt: skip
 @click.option("--shared-tokens", type=click.IntRange(0), default=0,
-              help="Tokens that all sessions begin with.")  # fmt: skip
-@click.option("--lengths", type=_LENGTHS, default=(), help="Lengths to tell the waste of.")
+              help="Tokens that all sessions start with.")  # fmt: skip
+@click.option("--lengths", type=_LENGTHS, default=(), help="Sequence lengths to show the waste of.")
 @click.option("--reserve-tokens", type=_TOKENS,
-              help="What contiguous allocation would reserve.  [default: the context]")  # fmt: skip
+              help="Tokens reserved by contiguous allocation.  [default: the context]")  # fmt: skip
 @click.option("--answer-tokens", type=click.IntRange(0, 1 << 24), default=256, show_default=True,
-              help="How many of a sequence's tokens are drawn, the last ones.")  # fmt: skip
+              help="Tokens at the end of a sequence that are its answer.")  # fmt: skip
 @click.option("--prompt-speed", type=_SPEED, default=5_000, show_default=True,
-              help="Tokens a second that one prompt is computed at.")  # fmt: skip
+              help="Prefill speed of a prompt, in tokens per second.")  # fmt: skip
 @click.option("--answer-speed", type=_SPEED, default=33, show_default=True,
-              help="Tokens a second that one answer is drawn at.")  # fmt: skip
+              help="Decode speed of an answer, in tokens per second.")  # fmt: skip
 @click.option("--host-memory", type=_SIZE, default=0, help="Size of the host tier.")
 @click.option("--disk", type=_SIZE, default=0, help="Size of the disk tier.")
 @click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
 def plan(model: str, as_json: bool, **options: Any) -> int:
-    """Say how much KV memory MODEL takes and what fits where.
+    """Show how much KV memory MODEL needs and what fits.
 
-    MODEL is a Hugging Face folder or a config.json; without one, the bundled demo model.
+    MODEL is a Hugging Face folder or a config.json; the default is the bundled demo model.
     """
     check_variables()
     asked = ask(model, **options)

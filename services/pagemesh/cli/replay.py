@@ -29,15 +29,15 @@ _CAPACITIES = Counts(2, 1 << 24, "block counts such as 1000,10000")
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--policy", "policies", multiple=True, type=click.Choice([*POLICIES, "all"]),
-              help="An eviction policy; may be repeated.  [default: learned, lru]")  # fmt: skip
+              help="Eviction policy; may be repeated.  [default: learned, lru]")  # fmt: skip
 @click.option("--capacity", type=_CAPACITIES, default=CAPACITIES,
-              help="Blocks that the cache holds.  [default: 1000 to 100000]")  # fmt: skip
+              help="Cache sizes, in blocks.  [default: 1000 to 100000]")  # fmt: skip
 @click.option("--score-last", type=Number(0, 1, min_open=True), default=1.0,
-              metavar="SHARE", help="Score only this last share of the requests; those before "
-              "warm the cache.")  # fmt: skip
-@click.option("--cold", is_flag=True, help="Begin what is scored with an empty cache.")
+              metavar="SHARE", help="Score only this last share of the requests; the others "
+              "warm up the cache.")  # fmt: skip
+@click.option("--cold", is_flag=True, help="Start scoring with an empty cache.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Draw to this file; its ending says as what.")  # fmt: skip
+              help="Plot to this file; the extension sets the format.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
 def replay(
     trace: Path,
@@ -48,9 +48,9 @@ def replay(
     plot: Path | None,
     as_json: bool,
 ) -> int:
-    """Run the pager on TRACE and print hit rates, with the optimum beside them.
+    """Run the pager on TRACE and print its hit rates beside the optimum.
 
-    TRACE has one JSON object a line with hash_ids: an id for each block of a prompt.
+    Each line of TRACE is a JSON object with hash_ids, the ids of a prompt's blocks.
     """
     if plot is not None:
         check_plot(plot)
