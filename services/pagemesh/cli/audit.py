@@ -132,7 +132,7 @@ async def _report(mesh: Mesh, host: str) -> PagerReport:
         )  # fmt: skip
         whole = whole or part
         if part.epoch != whole.epoch:
-            raise Stale(f"the pager of {host} began anew meanwhile; run the audit again")
+            raise Stale(f"the pager of {host} restarted meanwhile; run the audit again")
         leases += part.leases
         if not part.more or not part.leases:
             break

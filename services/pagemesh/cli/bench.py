@@ -72,7 +72,7 @@ def bench(
     if rate is not None and concurrency is not None:
         raise ConfigError("--rate and --concurrency exclude each other; give one of them")
     if shared_tokens > input_tokens:
-        raise ConfigError("--shared-tokens is more than --input-tokens, of which they are a part")
+        raise ConfigError("--shared-tokens is more than --input-tokens, which include them")
     at_once = _CONCURRENCY if concurrency is None else concurrency
     if request_count is None:
         request_count = _REQUESTS_EACH * at_once if rate is None else max(1, round(_RATE_S * rate))
@@ -107,7 +107,7 @@ def sample_tokens(http: httpx.Client) -> list[int]:
     except httpx.HTTPError as error:
         raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
     if not (isinstance(tokens, list) and tokens and all(type(one) is int for one in tokens)):
-        raise ChatError(f"{http.base_url}tokenize names no tokens to make prompts of")
+        raise ChatError(f"{http.base_url}tokenize returned no tokens to make prompts of")
     return sorted(set(tokens))
 
 

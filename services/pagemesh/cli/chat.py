@@ -55,9 +55,9 @@ def chat(
     """
     check_variables()
     if once is not None and not once.strip():
-        raise ConfigError("--once has nothing to ask; name a text")
+        raise ConfigError("--once is empty; give the text to ask")
     if sys.stdout is None:
-        raise ConfigError("there is no standard output to write answers to; it was closed")
+        raise ConfigError("there is no standard output for answers; it was closed")
     config = client_config(arguments)
     settings: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
@@ -71,7 +71,7 @@ def chat(
             _say(http, settings, [*first, {"role": "user", "content": typed(once)}])
             return 0
         if sys.stdin is None:
-            raise ConfigError("there is no standard input to read messages from; use --once TEXT")
+            raise ConfigError("there is no standard input for messages; use --once TEXT")
         _converse(http, settings, first)
     return 0
 

@@ -71,7 +71,7 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
     if config.api_key.is_set:
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
         if not config.api_key.reveal().isprintable() or not config.api_key.reveal().isascii():
-            raise ConfigError("PAGEMESH_API_KEY holds what no key has: keys are plain ASCII")
+            raise ConfigError("PAGEMESH_API_KEY holds what no key has: keys are printable ASCII")
     wrong = f"PAGEMESH_URL={config.url!r} (--url) is not an http:// or https:// URL"
     if not config.url.startswith(("http://", "https://")):
         raise ConfigError(wrong)
@@ -104,8 +104,8 @@ def served_model(http: httpx.Client) -> str:
         response = http.get("/v1/models")
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
         raise tls_failure(http, error) or ConfigError(
-            f"no mesh at {http.base_url}; start one with `pagemesh up`, or name it with --url, or "
-            "the pool folder of its `up` with --pool-dir"
+            f"no mesh at {http.base_url}; start one with `pagemesh up`, or name another with --url "
+            "or its pool folder with --pool-dir"
         ) from None
     except httpx.HTTPError as error:
         raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
@@ -126,8 +126,8 @@ def tls_failure(http: httpx.Client, error: httpx.HTTPError) -> ConfigError | Non
         return None
     reason = (cause.reason or "no reason given").replace("_", " ").lower()
     return ConfigError(
-        f"TLS with {http.base_url} fails ({reason}); where it speaks none, name it with --url "
-        "http://HOST:PORT; a CA of your own is named by SSL_CERT_FILE"
+        f"TLS with {http.base_url} fails ({reason}); where it does not use TLS, give --url "
+        "http://HOST:PORT; to trust a CA of your own, set SSL_CERT_FILE"
     )
 
 
@@ -196,11 +196,11 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         if data == "[DONE]":
             return
         if len(data) > _LINE_CHARACTERS_MAX:
-            raise ChatError("the stream holds an event beyond all measure")
+            raise ChatError("the stream holds an event that is too long")
         try:
             event = json.loads(data)
         except json.JSONDecodeError:
-            raise ChatError("the stream holds something that is no JSON") from None
+            raise ChatError("the stream holds an event that is no JSON") from None
         if "error" in event:
             raise _told(event["error"], httpx.codes.OK)
         yield event
@@ -220,5 +220,5 @@ def _refusal(response: httpx.Response) -> ChatError:
     except (ValueError, KeyError, TypeError):
         return ChatError(f"{response.url} answers status {response.status_code}, {_NO_GATEWAY}")
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        return ChatError(f"{message}; set PAGEMESH_API_KEY to one")
+        return ChatError(f"{message}; set PAGEMESH_API_KEY to a valid key")
     return _told(error, response.status_code)

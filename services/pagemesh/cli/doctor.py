@@ -119,7 +119,7 @@ def examine(
 
 def _settings(config: ServiceConfig, *, own_nats: bool) -> str:
     check_settings(config, own_nats=own_nats)
-    return "go together"
+    return "consistent"
 
 
 def _python(_config: ServiceConfig) -> str:
@@ -132,7 +132,7 @@ def _torch(_config: ServiceConfig) -> str:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        found = "of an unknown version"
+        found = "unknown version"
     return found
 
 
@@ -166,7 +166,7 @@ def _nats_server(_config: ServiceConfig) -> str:
             [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"{path} does not run: {error}") from None
+        raise ConfigError(f"cannot run {path}: {error}") from None
     return asked.stdout.strip()
 
 
@@ -180,7 +180,7 @@ def _pool_folder(config: ServiceConfig) -> str:
 def _disk_folder(config: ServiceConfig) -> str:
     folder = config.pager.disk_folder
     if folder is None:
-        return "none is wanted (PAGEMESH_DISK_DIR)"
+        return "none set (PAGEMESH_DISK_DIR)"
     check_disk(folder, config.host.host)
     shortfall = disk_shortfall(folder, config.host.host, config.pager.disk_bytes)
     return shortfall or f"{folder}, takes up to {shown_binary(config.pager.disk_bytes)}"
@@ -194,8 +194,8 @@ def _limits(_config: ServiceConfig) -> str:
     allowed = open_files_allowed()
     if allowed < _OPEN_FILES_MIN:
         raise ConfigError(
-            f"only {allowed} open files are allowed; have the limit raised to {_OPEN_FILES_MIN} or "
-            "more (nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit)"
+            f"only {allowed} open files are allowed; raise the limit to {_OPEN_FILES_MIN} or more "
+            "(nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit)"
         )
     return f"{allowed} open files, {usable_cores()}"
 
@@ -212,7 +212,7 @@ def _metrics_ports(config: ServiceConfig, *, service_count: int) -> str:
     check_metrics_ports(config, service_count)
     first, host = config.telemetry.metrics_port, config.telemetry.metrics_host
     if not first:
-        return "none are wanted (PAGEMESH_METRICS_PORT)"
+        return "none set (PAGEMESH_METRICS_PORT)"
     return f"{shown_address(host, first)} to {first + service_count - 1}, free"
 
 

@@ -39,7 +39,7 @@ def health(url: str) -> int:
         raise Unhealthy(f"{url}: {reason}") from None
     if not answer.is_success:
         status = answer.status_code
-        hint = f"; a gateway tells at {_READY}" if status == httpx.codes.NOT_FOUND else ""
+        hint = f"; a gateway answers at {_READY}" if status == httpx.codes.NOT_FOUND else ""
         raise Unhealthy(f"{url}: status {status}{_why(answer)}{hint}")
     return 0
 

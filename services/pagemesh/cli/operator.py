@@ -90,7 +90,7 @@ class Mesh:
                 return fault(answer["error"]["code"], answer["error"]["message"])
             return msgspec.convert(answer, kind)
         except (msgspec.MsgspecError, TypeError, KeyError):
-            return Malformed("its answer is not as this version of pagemesh knows it")
+            return Malformed("this version of pagemesh does not understand its answer")
 
 
 def fault_entry(host: str, error: Fault) -> dict[str, object]:
@@ -169,8 +169,8 @@ async def connected(config: BusConfig) -> AsyncIterator[Mesh]:
         pagers = tuple(sorted(there.of_role("pager"), key=lambda pager: pager.host))
         if not pagers:
             raise NotReady(
-                "no pager answers there; start a mesh with `pagemesh up`, or name its "
-                "NATS server with --nats"
+                "no pager answered; start a mesh with `pagemesh up`, or name its NATS server with "
+                "--nats"
             )
         workers = (*there.of_role("prefill"), *there.of_role("decode"))
         yield Mesh(bus, pagers, workers)

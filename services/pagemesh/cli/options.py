@@ -89,7 +89,7 @@ def check_variables() -> None:
     settable = {name: text for name, text in os.environ.items() if name != compiled.VARIABLE}
     unknown = unknown_variables(settable, (*CONFIGS, UpConfig, ClientConfig))
     if unknown:
-        raise ConfigError(f"{unknown[0]} is no setting of pagemesh; correct or unset it")
+        raise ConfigError(f"{unknown[0]} is not a setting of pagemesh; correct or unset it")
 
 
 def _flag(option: Option, section: str) -> Callable[[F], F]:

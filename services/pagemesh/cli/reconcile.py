@@ -26,7 +26,7 @@ from pagemesh.wire.pager_reports import (
 )
 
 _NEW_PAGER = "restart that pager: it counts anew from the pool, and sequences go on"
-_NEW_WORKER = "restart that worker: its sequences go on elsewhere, and it holds nothing then"
+_NEW_WORKER = "restart that worker: its sequences go on elsewhere, and it then holds nothing"
 _WAIT = "look again in a minute; if it stays, restart that pager, which frees what nobody declares"
 
 
@@ -144,7 +144,7 @@ def _differences(look: Look) -> Iterator[Finding]:
             found = known.get(lease.lease)
             if lease.state == "held" and (found is None or found.incarnation != report.incarnation):
                 yield Finding(
-                    look.pager.host, "the pager does not know it, and a worker uses it",
+                    look.pager.host, "a worker uses it, but the pager does not know it",
                     _NEW_WORKER, lease.lease, report.worker, lease.key.request, lease.trace,
                 )  # fmt: skip
 

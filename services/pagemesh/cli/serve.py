@@ -67,8 +67,8 @@ def _refuse_address_of_up(environ: Mapping[str, str]) -> None:
     """Who set it means the gateway to be there, which would be elsewhere without a word."""
     if "PAGEMESH_HTTP" in environ:
         raise ConfigError(
-            "PAGEMESH_HTTP is where `pagemesh up` serves; a gateway of its own takes "
-            "PAGEMESH_HTTP_HOST (--http-host) and PAGEMESH_HTTP_PORT (--http-port)"
+            "PAGEMESH_HTTP is for `pagemesh up`; for a gateway, set PAGEMESH_HTTP_HOST "
+            "(--http-host) and PAGEMESH_HTTP_PORT (--http-port)"
         )
 
 

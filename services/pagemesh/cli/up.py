@@ -150,16 +150,16 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     if defaults.recommended:
         screen.line(
             f"sampling: {defaults} unless a request says otherwise, as the model recommends; "
-            "--generation-config none leaves that to clients"
+            "--generation-config none uses OpenAI's defaults instead"
         )
     if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):
         screen.line(
-            f"open: whoever reaches {config.gateway.http_host} may use this mesh; "
-            "PAGEMESH_API_KEYS asks for a key"
+            f"open: anyone who can reach {config.gateway.http_host} may use this mesh; set "
+            "PAGEMESH_API_KEYS to require a key"
         )
     elif not config.gateway.api_keys.is_set and ANY_ORIGIN in config.gateway.page_origins:
         screen.line(
-            "open: whatever page a browser on this machine shows may use this mesh; "
+            "open: any web page that a browser on this machine shows may use this mesh; "
             "name origins with --cors-origins, or set PAGEMESH_API_KEYS"
         )
     return MeshPlan(settings, config, own_nats)
@@ -177,7 +177,9 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
             screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
         disk = plan.config.pager.disk_folder
         if disk is not None and has_damaged_secret(disk):
-            screen.line(f"disk: the secret in {disk} is damaged; no page there is found any more")
+            screen.line(
+                f"disk: the secret in {disk} is damaged; pages stored there can no longer be found"
+            )
         config = for_eyes(_in_folder(plan.config, folder))
         nats = plan_nats(folder) if plan.own_nats else None
         files = {folder.path / url_file_name(GATEWAY): http_url(config) + "\n"}
@@ -281,9 +283,9 @@ async def _unless_stopped(work: Any, mesh: Supervisor, stop: asyncio.Event) -> b
         try:
             task.result()
         except TimeoutError:
-            raise _StartTimeout("the mesh is not ready in time; see --start-timeout-ms") from None
+            raise _StartTimeout("the mesh was not ready in time; see --start-timeout-ms") from None
         except Fault as error:
-            raise _StartTimeout(f"the mesh cannot be watched: {error}") from None
+            raise _StartTimeout(f"cannot watch the mesh: {error}") from None
         return True
     finally:
         for one in waiting:

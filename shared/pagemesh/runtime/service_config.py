@@ -62,8 +62,8 @@ def _check_beats(pager: PagerConfig) -> None:
     if pager.session_ttl_ms < least_ms:
         raise ConfigError(
             f"PAGEMESH_SESSION_TTL_MS={pager.session_ttl_ms} (--session-ttl-ms) is too short for "
-            f"workers that tell every {pager.heartbeat_ms} ms that they live: give {least_ms} or "
-            "more, or lower PAGEMESH_PAGER_HEARTBEAT_MS (--pager-heartbeat-ms)"
+            f"workers with a heartbeat every {pager.heartbeat_ms} ms: give {least_ms} or more, or "
+            "lower PAGEMESH_PAGER_HEARTBEAT_MS (--pager-heartbeat-ms)"
         )
 
 

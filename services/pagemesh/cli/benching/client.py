@@ -212,7 +212,7 @@ class _Exchange(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"no HTTP: {error}")
+            self._fail(f"not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"the connection was lost: {exc or 'closed'}")

@@ -82,5 +82,5 @@ def _messages(path: Path) -> list[Any]:
     except (ValueError, RecursionError):
         raise ConfigError(f"--messages {path} is not JSON") from None
     if not isinstance(found, list) or not found:
-        raise ConfigError(f"--messages {path} is not a list of messages, at least one")
+        raise ConfigError(f"--messages {path} is not a list of at least one message")
     return found

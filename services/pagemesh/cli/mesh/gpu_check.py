@@ -58,8 +58,8 @@ def check_gpu(config: ServiceConfig) -> Gpu:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"{_SETTING}: the driver does not answer within {_PROBE_S_MAX:.0f} seconds; see "
-            "whether nvidia-smi does, or use --device cpu"
+            f"{_SETTING}: the driver does not answer within {_PROBE_S_MAX:.0f} seconds; check "
+            "whether nvidia-smi works, or use --device cpu"
         ) from None
     try:
         found = json.loads(asked.stdout.splitlines()[-1])
@@ -75,7 +75,7 @@ def check_gpu(config: ServiceConfig) -> Gpu:
     if gpu.free_bytes < wanted:
         raise ConfigError(
             f"PAGEMESH_POOL_BYTES={wanted} (--pool-bytes): {gpu.name} has {gpu.shown_memory}; the "
-            "pool has to fit beside the weights of every worker; lower it"
+            "pool must fit beside the weights of every worker; lower it"
         )
     return gpu
 
@@ -115,7 +115,7 @@ def check_gpu_room(
     each = f"in each of {worker_count} workers" if worker_count > 1 else "in its worker"
     raise ConfigError(
         f"PAGEMESH_POOL_BYTES={pool} (--pool-bytes): {gpu.name} has {gpu.shown_memory}; beside the "
-        f"pool it has to hold {shown_binary(weights_bytes)} of weights and up to "
+        f"pool it must hold {shown_binary(weights_bytes)} of weights and up to "
         f"{shown_binary(steps)} for steps {each}; lower it, or use fewer workers"
     )
 
@@ -123,7 +123,7 @@ def check_gpu_room(
 def _check_installed() -> None:
     """What can be told without starting anything, and in no time."""
     if importlib.util.find_spec("triton") is None:
-        raise ConfigError(f"{_SETTING}: triton is not installed; pip install triton")
+        raise ConfigError(f"{_SETTING}: triton is not installed; run pip install triton")
     try:
         torch = version("torch")
     except PackageNotFoundError:

@@ -63,5 +63,5 @@ async def check_host_is_free(bus: Bus, host: str) -> None:
             return
     raise ConfigError(
         f"a mesh of host {host} uses the NATS server at {bus.config.shown_url} already; stop it, "
-        "or name the host of this one otherwise (--host)"
+        "or give this one another host name (--host)"
     )

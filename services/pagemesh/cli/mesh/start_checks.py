@@ -53,7 +53,7 @@ class PoolPlan:
         pages = -(-self.context_tokens_max // self.form.page_size)
         return (
             f"pool: holds {self.tokens:,} tokens, fewer than the {self.context_tokens_max:,} of "
-            "the model's context; longer requests are refused, --pool-bytes "
+            "the model's context; longer requests are refused; --pool-bytes "
             f"{exact_size(_round_up(pages * self.form.page_bytes))} takes them"
         )
 
@@ -70,8 +70,8 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         check_level(config.worker.cpu_level)
     if config.worker.device == "cpu" and config.pager.host_bytes:
         raise ConfigError(
-            f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
-            "host's memory already; leave it out, or give --pool-bytes more"
+            f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): on a CPU, pages "
+            "are in the host's memory already; leave it out, or raise --pool-bytes"
         )
     check_tier_is_named(config.pager)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -85,7 +85,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         tls_context(config.bus)
     elif config.bus.demands_tls:
         raise ConfigError(
-            "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, and the server that up starts "
+            "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, but the server that up starts "
             "has no TLS; name one that has with --nats, or unset them"
         )
     elif config.bus.user or config.bus.password.is_set:
@@ -137,7 +137,7 @@ def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
     if pool_bytes < size:
         raise ConfigError(
             f"PAGEMESH_POOL_BYTES={pool_bytes} (--pool-bytes) holds no page of {size} bytes; "
-            "give more, or smaller pages with --page-size"
+            "raise it, or use smaller pages (--page-size)"
         )
     place = IN_FILE if config.worker.device == "cpu" else config.worker.device
     form = PoolFormat(pool_bytes // size, page_size, size, place)
@@ -202,7 +202,7 @@ def disk_shortfall(folder: Path, host: str, bytes_max: int) -> str:
         return ""
     return (
         f"{folder} has {shown_binary(free)} for pages, fewer than --disk-bytes "
-        f"({shown_binary(bytes_max)}); the tier is switched off when the disk is full, so give less"
+        f"({shown_binary(bytes_max)}); the tier is switched off when the disk is full, so lower it"
     )
 
 

@@ -30,7 +30,7 @@ def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
 
     def ask() -> None:
         if stop.is_set():
-            screen.line("stopping at once: what still ran is cut off")
+            screen.line("stopping at once: running requests are cut off")
             mesh.kill()
         stop.set()
 

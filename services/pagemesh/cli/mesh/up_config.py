@@ -87,7 +87,7 @@ def with_http(
     host, colon, port = address.rpartition(":")
     if not colon or not _is_port(port):
         raise ConfigError(
-            f"PAGEMESH_HTTP={address[:80]!r} (--http) is not HOST:PORT like 127.0.0.1:8000"
+            f"PAGEMESH_HTTP={address[:80]!r} (--http) is not HOST:PORT, such as 127.0.0.1:8000"
         )
     given = config.gateway
     gateway = replace(given, http_host=host.strip("[]") or given.http_host, http_port=int(port))
@@ -131,10 +131,9 @@ def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
     named = f"PAGEMESH_METRICS_PORT={telemetry.metrics_port} (--metrics-port)"
     if ports[-1] > _PORT_MAX:
         raise ConfigError(
-            f"{named} leaves too few ports for {service_count} services, which take one each; name "
-            "a lower one"
+            f"{named} leaves too few ports for {service_count} services, one each; name a lower one"
         )
-    another = f"name another, from which on {service_count} services take one each"
+    another = f"name another; {service_count} services take one each, from that port on"
     if config.gateway.http_port in ports:
         raise ConfigError(f"{named}: the mesh serves at {config.gateway.http_port}; {another}")
     for port in ports:

@@ -150,8 +150,8 @@ def _budget(asked: Asked) -> Budget | None:
         return None
     if asked.weights is None:
         raise ConfigError(
-            f"{asked.name}: nothing says how large the weights are; name it with --weights SIZE, "
-            "or the pool itself with --pool-bytes instead of --memory"
+            f"{asked.name}: nothing says how large the weights are; give --weights SIZE, or "
+            "--pool-bytes instead of --memory"
         )
     budget = Budget(asked.memory_bytes, asked.share, asked.weights.count_bytes, asked.device_count)
     if budget.kv_bytes == 0:
@@ -218,7 +218,7 @@ def _notes(asked: Asked) -> tuple[str, ...]:
     if asked.shape.dtype not in DTYPE_BYTES:
         notes.append(
             f"the config's type {asked.shape.dtype[:40]!r} is none that pagemesh knows: counted as "
-            "bfloat16 where --dtype and --kv-dtype say nothing else"
+            "bfloat16 unless --dtype and --kv-dtype say otherwise"
         )
     if not asked.kv.served:
         scales = "; its scales are estimated" if asked.kv.scale_bits else ""

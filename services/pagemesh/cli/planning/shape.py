@@ -147,7 +147,7 @@ def read_shape(config: Config, where: str) -> ModelShape:
     for name, count in {"swa_num_key_value_heads": kv_heads, "v_head_dim": head_dim}.items():
         if config.get(name) not in (None, count):
             raise ConfigError(
-                f"{where}: {name} is not {count} as of other keys; no one page holds that"
+                f"{where}: {name} is not {count} as in other fields; no page can hold that"
             )
     if all(config.get(name) is None for name in _CONTEXT):
         raise ConfigError(
@@ -171,7 +171,7 @@ def read_shape(config: Config, where: str) -> ModelShape:
 
 def _refuse_other_forms(config: Config, where: str) -> None:
     if config.get("is_encoder_decoder"):
-        raise ConfigError(f"{where}: is an encoder-decoder; pages hold decoders' K and V only")
+        raise ConfigError(f"{where}: is an encoder-decoder; pages hold K and V of decoders only")
     given = config.get("architectures")
     names = given if isinstance(given, list) and given else [config.get("model_type")]
     is_like_bert = any(config.get(field) is not None for field in _ENCODER_FIELDS)
@@ -183,12 +183,12 @@ def _refuse_other_forms(config: Config, where: str) -> None:
         )
     for name, what in _OTHER_FORMS.items():
         if config.get(name):
-            raise ConfigError(f"{where}: {name} says that the model {what}; no page holds that")
+            raise ConfigError(f"{where}: {name} says that the model {what}; no page can hold that")
     for name in _NOT_ALL_LAYERS_ATTEND:
         if config.get(name) and not config.get("layer_types"):
             raise ConfigError(
-                f"{where}: {name} says that not every layer has attention; such a model keeps "
-                "states that are no pages"
+                f"{where}: {name} says that not every layer has attention; pages cannot hold "
+                "the state of the others"
             )
 
 
@@ -198,7 +198,7 @@ def _number(config: Config, names: tuple[str, ...], where: str) -> int:
         if value is None:
             continue
         if isinstance(value, list):
-            raise ConfigError(f"{where}: {name} differs by layer; no one page holds that")
+            raise ConfigError(f"{where}: {name} differs by layer; no page can hold that")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COUNT_MAX:
             raise ConfigError(f"{where}: {name} is {str(value)[:40]!r}, not a count")
         return value
@@ -227,7 +227,7 @@ def _windows(config: Config, family: str, layers: int, context: int, where: str)
         unknown = sorted(set(map(str, kinds)) - _WINDOW_LAYERS - _FULL_LAYERS)
         if unknown:
             raise ConfigError(
-                f"{where}: layers of type {', '.join(unknown)} keep states that are no pages"
+                f"{where}: layers of type {', '.join(unknown)} keep state that pages cannot hold"
             )
         count = sum(kind in _WINDOW_LAYERS for kind in kinds)
         if not count:

@@ -73,7 +73,7 @@ def check_plot(path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it: pip install matplotlib")
     if not os.path.isdir(path.parent):
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}; make it first")
+        raise ConfigError(f"--plot {path}: there is no folder {path.parent}; create it first")
     existing = path if os.path.exists(path) else path.parent  # a Path would raise for long names
     if not os.access(existing, os.W_OK):
         raise ConfigError(f"--plot {path}: {existing} cannot be written; name another file")

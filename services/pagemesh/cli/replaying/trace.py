@@ -71,8 +71,8 @@ def read_trace(path: Path, scored_share: float) -> Trace:
 def _prompt(line: bytes, where: str, places: dict[tuple[int, int], int]) -> tuple[int, ...]:
     if not line.lstrip().startswith(b"{"):
         raise ConfigError(
-            f"{where} is no JSON object; a trace needs the hash_ids of each prompt's blocks "
-            "(one of lengths alone, such as Azure's CSV, does not say what could be shared)"
+            f"{where} is not a JSON object; a trace needs the hash_ids of each prompt's blocks "
+            "(lengths alone, as in Azure's CSV, do not say what could be shared)"
         )
     try:
         ids = msgspec.json.decode(line, type=_Line).hash_ids
