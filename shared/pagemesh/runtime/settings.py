@@ -258,8 +258,8 @@ class WorkerConfig:
         512, "STEP_TOKENS_MAX", "Maximum prompt tokens per step.", minimum=1, maximum=1 << 16
     )
     itl_target_ms: int = setting(
-        0, "ITL_TARGET_MS", "Target inter-token latency beside prompts, in ms. 0: prompts get 4 to "
-        "8 times as long as a step without them, or as --stream-ms if that is longer.",
+        0, "ITL_TARGET_MS", "Target inter-token latency while prompts are computed, in ms. 0: they "
+        "get 4 to 8 times as long as a step without prompts, or as --stream-ms if that is longer.",
         minimum=0, maximum=MINUTE_MS,
     )  # fmt: skip
     stream_ms: int = setting(
@@ -273,7 +273,7 @@ class WorkerConfig:
         minimum=0, maximum=31,
     )  # fmt: skip
     waiting_count_max: int = setting(
-        1_024, "WAITING_COUNT_MAX", "Maximum sequences waiting.", minimum=1, maximum=1 << 20
+        1_024, "WAITING_COUNT_MAX", "Maximum sequences waiting to run.", minimum=1, maximum=1 << 20
     )
 
     def __post_init__(self) -> None:
