@@ -7,8 +7,8 @@ from pagemesh.runtime.settings import WorkerConfig
 
 
 def role_settings(config: WorkerConfig) -> RoleSettings:
-    """A prompt may fill a step that nobody draws in: how much it gets of the others is decided
-    anew for each."""
+    """A prompt may fill a whole step in which no row draws a token. How much of the other steps
+    prompts get is decided step by step (``engine.worker.batching``)."""
     return RoleSettings(
         role="decode",
         hand_over=False,

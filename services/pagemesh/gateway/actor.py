@@ -1,9 +1,10 @@
-"""The gateway's actor: what comes over the bus, and who it concerns.
+"""The gateway's actor: passes what arrives on the bus to the requests and the router.
 
     Frames, PagesChanged, presence --> [ inbox ] --> lives of requests, router
 
-Bus callbacks only admit; everything is decoded and handed on in the actor's own task. What a
-full inbox refuses shows as a gap in a worker's counter and is asked for again.
+Bus callbacks only put messages into the inbox; they are decoded and dispatched in the actor's own
+task. A message that a full inbox refuses shows as a gap in its worker's counter, and its frames are
+requested again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _Input = Delivery | Change
 
 
 class _Dispatch(Behaviour[_Input]):
-    """Hands each input to the gateway, whose state outlives a crash of this."""
+    """Hands each input to the gateway, whose state outlives a crash of this behaviour."""
 
     def __init__(self, gateway: GatewayActor) -> None:
         self._gateway = gateway
@@ -133,7 +134,7 @@ class GatewayActor:
 
     @property
     def unready_why(self) -> str:
-        """Why a request that comes now may not be served, for people; empty if it will be."""
+        """Why a request may not be served now, in words for people; empty if it will be."""
         if self.bus.state is not BusState.CONNECTED:
             return "the bus is away"
         if self.state != "ready":
@@ -149,8 +150,8 @@ class GatewayActor:
     # Requests ---------------------------------------------------------------------------------
 
     async def facts(self, limits: RequestLimits) -> ModelFacts:
-        """What workers say of the model. Raises ``NotReady`` when none was ever there, after
-        waiting for one; what was known stays known while all workers restart."""
+        """What workers announce about the model. Waits if none was ever seen, then raises
+        ``NotReady``. Once known, the facts stay known while all workers restart."""
         since_ms = self.clock.now_ms()
         while True:
             found = self.known_facts
@@ -162,13 +163,13 @@ class GatewayActor:
             if left_ms <= 0:
                 raise nobody
             self._router_changed.clear()
-            with contextlib.suppress(TimeoutError):  # nothing tells that nobody is expected now
+            with contextlib.suppress(TimeoutError):  # no event says when a worker is given up
                 async with asyncio.timeout(min(left_ms, limits.worker_wait_ms_max) / 1_000):
                     await self._router_changed.wait()
 
     @property
     def known_facts(self) -> ModelFacts | None:
-        """What was last said of the model, if anything ever was."""
+        """What was last announced about the model, if anything ever was."""
         self._facts = self.router.models().get(self._model) or self._facts
         return self._facts
 
@@ -193,7 +194,7 @@ class GatewayActor:
         assert self._group is not None, "the gateway is not running"
         try:
             self._group.create_task(work, name=f"gateway-{name}")
-        except RuntimeError:  # the group is over: we are going down, nobody waits for answers
+        except RuntimeError:  # the task group has ended: nobody waits for answers any more
             work.close()
 
     # What comes in ----------------------------------------------------------------------------
@@ -209,7 +210,7 @@ class GatewayActor:
             raise Malformed("a gateway takes Frames and PagesChanged")
 
     def presence_changed(self, change: Change) -> None:
-        """Who came, changed or went."""
+        """Take note of a service that came, changed or left."""
         announce = change.announce
         who = Worker(announce.name, announce.incarnation)
         is_worker = announce.role in ("prefill", "decode")
@@ -220,7 +221,7 @@ class GatewayActor:
             self._returning.of_others(announce.name)
         if isinstance(change, Lost):
             self.router.lost(who)
-            if announce.role == "pager":  # its workers stay, and take nothing without it
+            if announce.role == "pager":  # its workers stay, but accept nothing without it
                 why = change.reason
                 _log.info("gateway.pager_lost", pager=who.name, host=announce.host, reason=why)
             if is_worker:
@@ -248,8 +249,9 @@ class GatewayActor:
             )  # fmt: skip
 
     def _absent(self, who: Worker) -> None:
-        """Somebody found out before presence did: move everything away from ``who`` now. All who
-        ask it find out, mostly at once; only the first tells the rest, or the loop would stall."""
+        """A call found nobody listening before presence noticed: move every request away from
+        ``who`` now. Many calls find out at about the same time; only the first one tells the
+        requests, or the loop would stall."""
         self.presence.directory.doubt(who.name, who.incarnation)
         self._returning.vanished(who.name, self.clock.now_ms())
         if self.router.absent(who):
@@ -257,19 +259,23 @@ class GatewayActor:
                 life.feed(ev.WorkerLost(who))
 
     def _given(self, route: ev.Route) -> None:
-        """Though they announce what they did before: that is when the router's count is over."""
+        """Work was sent along ``route``. The router adds it to the announced load until these
+        workers announce themselves again, so that must count as a change even if nothing
+        changed."""
         for who in (route.worker, route.decode):
             if who is not None:
                 self.presence.directory.doubt(who.name, who.incarnation)
 
     def _expected(self) -> bool:
-        """Without the bus nobody can be seen, so nobody is known to be gone."""
+        """Whether a worker is probably on its way back. Without the bus none can be seen, so none
+        is known to be gone."""
         is_away = self.bus.state is not BusState.CONNECTED
         return is_away or self._returning.expected(self.clock.now_ms())
 
     def _frames(self, message: Frames) -> None:
         worker = Worker(message.worker, message.incarnation)
-        # What is for an earlier life of this gateway is counted apart, and nobody waits for it.
+        # Frames for an earlier incarnation of this gateway have their own counter, and no request
+        # here waits for them.
         ours = message.gateway_incarnation == self.incarnation
         lost_count = self._tracker.arrived(worker, message) if ours else 0
         if lost_count:
@@ -284,7 +290,7 @@ class GatewayActor:
                 self._disown(worker, frame.key)
 
     def _disown(self, worker: Worker, key: SequenceKey) -> None:
-        """Have ``worker`` stop what nobody here waits for."""
+        """Have ``worker`` stop a sequence that no request here waits for."""
         if self._orphans.heard(key.request, self.clock.now_ms()):
             measures.orphans.inc()
             self._spawn(self._abort_orphan(worker, key), "disown")
@@ -292,11 +298,11 @@ class GatewayActor:
     async def _abort_orphan(self, worker: Worker, key: SequenceKey) -> None:
         subject = subjects.worker(worker.name)
         message = Abort(request=key.request, attempt=key.attempt, reason="client")
-        with contextlib.suppress(Fault):  # the next frame has us ask again
+        with contextlib.suppress(Fault):  # its next frame makes us try again
             await rpc.call(self.bus, subject, message, Ok, timeout_ms=ABORT_TIMEOUT_MS)
 
     def _admit_change(self, change: Change) -> None:
-        """A change is told once: while the inbox is full it has to wait."""
+        """Presence reports a change only once, so if the inbox is full, try again later."""
         try:
             self._inbox.admit(change)
         except Busy:
@@ -322,8 +328,8 @@ class GatewayActor:
             self._spawn(self._load_snapshot(host), "snapshot")
 
     async def _load_snapshot(self, host: str) -> None:
-        """Fetch a pager's listing part by part; a failure is made good at its next
-        announcement."""
+        """Fetch a pager's listing part by part; after a failure, its next announcement starts
+        another try."""
         first = 0
         try:
             for _ in range(SNAPSHOT_PARTS_MAX):

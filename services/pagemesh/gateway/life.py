@@ -1,7 +1,7 @@
-"""One request's I/O: performs what its core commands and feeds back what came of it.
+"""One request's I/O: performs its core's commands and feeds the outcomes back.
 
-A life has no task of its own while it waits: frames, answers and timers feed the core on the
-event loop, and what is for the client goes into an ``Outbox`` whose reader is the door.
+A life has no task of its own while it waits: frames, answers and timers feed the core on the event
+loop, and events for the client go into an ``Outbox`` that the door reads.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ ForClient = ev.Deliver | ev.ChoiceEnded | ev.PromptScored | ev.Ended
 
 
 class Outbox:
-    """What was not sent to the client yet. One reader; what one that waits has had no chance to
-    take is not held against it, however much comes in a turn, as a search's whole answer does."""
+    """Events not yet sent to the client; one reader. The bounds do not apply while it waits, since
+    it had no chance to take anything: one turn may bring a beam search's whole answer."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Outbox:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, prompt_index: int, event: ForClient) -> bool:
-        """False: the reader is too slow, and ``event`` was not taken. The end always is."""
+        """False: the reader is too slow, and ``event`` was dropped. ``Ended`` is always taken."""
         ended = isinstance(event, ev.Ended)
         size = len(event.text) if isinstance(event, ev.Deliver) else 0
         full = len(self._events) >= self._events_max
@@ -78,7 +78,7 @@ class Outbox:
         return True
 
     async def take(self) -> list[tuple[int, ForClient]]:
-        """Everything there is, at least one event, in order."""
+        """Wait for at least one event, then take all there are, in order."""
         while not self._events:
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -100,30 +100,30 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, None], str], None]
     """Run a coroutine that does not raise, as a named child of the gateway's group."""
     forget: Callable[[str], None]
-    """The request with this id has ended."""
+    """Report that the request with this id has ended."""
     absent: Callable[[Worker], None]
-    """Nobody listens on this worker's subject."""
+    """Report that nobody listens on this worker's subject."""
     expected: Callable[[], bool]
     """Whether a worker is probably on its way back."""
     given: Callable[[ev.Route], None]
-    """The workers of this route have more to do, which the router counts until they say what."""
+    """Report that work was sent to the workers of this route."""
 
 
 @dataclass(slots=True)
 class _Search:
-    """For whom to route to: one span in the trace, though it is tried anew ten times a second while
-    nobody is there. More would bury the rest of the trace, and everybody's."""
+    """The search for a route: one span, though it is tried ten times a second while no worker is
+    there. A span for each try would bury the rest of this trace, and other traces."""
 
     start_us: int
     tries: int = 0
     error: str = ""
     found: dict[str, str | int] | None = None
-    """Noted when it is under way, as of ``end_us``."""
+    """What the span says of the route, as of ``end_us``; recorded once the ``Submit`` is out."""
     end_us: int = 0
 
 
 class Life:
-    """``begin`` it, ``feed`` it, and it ends by putting ``Ended`` into the outbox."""
+    """Driven by ``feed``; it ends by putting ``Ended`` into the outbox."""
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class Life:
         self._feeding = False
         self._ended = False
         self._counted: dict[int, tuple[ev.Route, int]] = {}
-        """Sequences that go by the route of an attempt, as the router knows of them."""
+        """By attempt: its route, and how many sequences the router was told are using it."""
         self._search: _Search | None = None
         self._overrun = False
-        """Something for the client was not taken: what comes after it must not be either."""
+        """The outbox refused an event: nothing after it may be delivered either."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -209,7 +209,7 @@ class Life:
         self._around.forget(self.core.spec.request)
 
     def _arm(self) -> None:
-        """Have a ``Tick`` come when it is due; one that comes early does no harm."""
+        """Schedule the next ``Tick`` for when it is due; one that comes early does no harm."""
         if self._ended:
             if self._timer is not None:
                 self._timer.cancel()
@@ -256,7 +256,7 @@ class Life:
             self._searched()
 
     def _searched(self) -> None:
-        """A search is over, if there was one."""
+        """Record the span of a search that has ended, if there was one."""
         search, self._search = self._search, None
         if search is None:
             return
@@ -281,7 +281,7 @@ class Life:
         return self._around.router.choose(self._model, self._salt, command, read_cache=read_cache)
 
     def _recount(self) -> None:
-        """Tell the router what went elsewhere, has ended, or is where it was not before."""
+        """Tell the router which routes gained or lost sequences since the last count."""
         core, router = self.core, self._around.router
         now: dict[int, tuple[ev.Route, int]] = {}
         for choice in () if self._ended else core.choices:
@@ -296,7 +296,7 @@ class Life:
         self._counted = now
 
     def _submit(self, command: ev.SendSubmit) -> None:
-        """Send it at once, before all that has to be noted of it."""
+        """Send the ``Submit`` first, and do the bookkeeping afterwards."""
         start_us, context = self._around.clock.now_us(), self._context.child()
         subject = subjects.worker(command.worker.name)
         sent: Asked | Fault
@@ -360,7 +360,7 @@ class Life:
                     self._around.bus, subject, command.message, Ok, timeout_ms=command.timeout_ms
                 )
         except Disconnected:
-            return  # it is we who are cut off: silence makes the core ask again
+            return  # we are cut off, not the worker: silence makes the core ask again
         except Fault as fault:
             answer = Refused.of(fault)
             if isinstance(fault, Absent):
@@ -368,8 +368,8 @@ class Life:
         self.feed(ev.ResendAnswered(command.message.key, command.worker, answer))
 
     async def _abort(self, command: ev.SendAbort) -> None:
-        """Make it likely that it arrives; what is lost all the same, the worker's next frames
-        give away (``Choice.overheard``, ``Orphans``)."""
+        """Retry, so that it most likely arrives. If it is lost all the same, the worker's next
+        frames reveal that (``Choice.overheard``, ``Orphans``)."""
         subject = subjects.worker(command.worker.name)
         for _ in range(_ABORT_TRIES_MAX):
             try:
@@ -390,7 +390,7 @@ class Life:
 
 
 def _ask_pages(command: ev.SendSubmit) -> Outgoing | None:
-    """The answer goes to the worker, which reads it as one to a question of its own."""
+    """The question to the pager in the worker's name; the answer goes to the worker."""
     if command.pages is None:
         return None
     return Outgoing(

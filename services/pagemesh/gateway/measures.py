@@ -48,7 +48,7 @@ workers_lost = counter(
     ("reason",),
 )
 
-# There from the start: of one that began with its first events, ``rate`` would not see those.
+# Create each series at start-up: ``rate`` misses the events with which a series begins.
 for _one in itertools.product(("http", "bus"), ("chat", "text_completion"), OUTCOMES):
     requests.labels(*_one)
 for _reason in ("silent", "left", "replaced"):
@@ -56,8 +56,9 @@ for _reason in ("silent", "left", "replaced"):
 
 
 def vllm_aliases(model: str, workers: list[Announce], pagers: list[Announce]) -> bytes:
-    """The four gauges that load balancers already read from vLLM, in its names: for whoever
-    opts in, and of those that serve ``model``. Usage is what is neither free nor evictable."""
+    """The four gauges that load balancers already read from vLLM, under its names, for those who
+    opt in. Only workers of ``model`` count. Usage is the share of pages that are neither free nor
+    evictable."""
     workers = [one for one in workers if one.model is not None and one.model.model == model]
     running = sum(worker.load.running_count for worker in workers)
     waiting = sum(worker.load.waiting_count for worker in workers)

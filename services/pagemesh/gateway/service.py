@@ -1,4 +1,4 @@
-"""The gateway process: the model's words, the bus, and both doors around one actor."""
+"""The gateway process: tokenizer and templates, the bus, and both doors around one actor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMES_SHOWN_MAX = 8
 
 
 async def run(config: ServiceConfig, stop: Stop) -> None:
-    """Serve until ``stop``; then take nothing new, finish what runs, and return.
+    """Serve until ``stop``; then refuse new requests, finish the running ones, and return.
 
     Raises ``ConfigError`` for a wrong key, origin, model folder or port, or without a NATS server.
     """
@@ -47,7 +47,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             next="PAGEMESH_TENANT_LIMITS has limits for them, and PAGEMESH_API_KEYS no key: name "
             f"them as their keys do, or {ANYBODY!r} where there are no keys",
         )  # fmt: skip
-    _ = gate.page_origins  # judged before the model and the bus, which take their time
+    _ = gate.page_origins  # validated first: loading the model and joining the bus take a while
     with contextlib.closing(take_address(gate.http_host, gate.http_port)) as taken:
         await _serve(config, tenants, taken, stop)
 
@@ -79,7 +79,7 @@ async def _serve(config: ServiceConfig, tenants: Tenants, taken: socket.socket, 
                 defaults=defaults,
                 trace_ratio=config.telemetry.sampled_ratio,
             )
-            with contextlib.closing(front.next_turns):  # or its thread is waited for at exit
+            with contextlib.closing(front.next_turns):  # or exit would wait for its thread
                 async with (
                     BusDoor(front, bus).open() as bus_door,
                     HttpDoor(front, gate).serve(taken) as url,
@@ -96,4 +96,4 @@ async def _serve(config: ServiceConfig, tenants: Tenants, taken: socket.socket, 
                     )
                     await stop.wait()
                     gateway.announce("draining")
-                    await bus_door.close()  # now: the other door may take long to be left
+                    await bus_door.close()  # now: the HTTP door may take long to close

@@ -1,4 +1,4 @@
-"""What a call was, for its span and the metrics: gathered on the way, told at the end."""
+"""The facts of a call for its span and the metrics: gathered as it runs, recorded at its end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def endpoint_of(*, chat: bool) -> str:
 
 
 def outcome_of(error: BaseException) -> str:
-    """``cancelled``: the client left, or read too slowly. ``refused``: what was asked for is at
-    fault, or whoever asked has had its share. Else ``failed``; what we are not allowed ourselves
-    (403) is no client's fault."""
+    """``cancelled``: the client left, or read too slowly. ``refused``: the request itself is at
+    fault, or its tenant is at a limit of its own. Otherwise ``failed``; that includes 403, where
+    the gateway itself lacks a permission."""
     if isinstance(error, ClientLeft) or not isinstance(error, Exception):
-        return "cancelled"  # the task is, where it is no ``Exception``
+        return "cancelled"  # not an ``Exception``: the task was cancelled
     told = _told(error)
     if told is not None and told.code in ("cancelled", "slow_reader"):
         return "cancelled"
@@ -36,7 +36,7 @@ def outcome_of(error: BaseException) -> str:
 
 
 def _told(error: Exception) -> ApiError | None:
-    """As what a client is told of it; None: a bug."""
+    """The error as the client is told it; None for a bug."""
     if isinstance(error, Fault):
         return from_fault(error)
     return error if isinstance(error, ApiError) else None
@@ -44,7 +44,7 @@ def _told(error: Exception) -> ApiError | None:
 
 @contextlib.contextmanager
 def ends_counted(door: str, *, chat: bool) -> Iterator[None]:
-    """Counts what ends here as a request, since it never becomes a call."""
+    """Counts a request that fails within the context, since it never becomes a call."""
     try:
         yield
     except BaseException as error:
@@ -72,15 +72,15 @@ class CallFacts:
         return endpoint_of(chat=self._ask.chat)
 
     def delivered(self, event: Deliver, now_us: int) -> None:
-        """Tokens are on their way out."""
+        """Note when the first and the last tokens are delivered."""
         if len(event.tokens):
             self._first_us = self._first_us or now_us
             self._last_us = now_us
 
     def failed(self, error: Exception) -> None:
-        """What was to be answered ends in ``error``."""
+        """The call ended with ``error``."""
         if isinstance(error, ClientLeft):
-            return  # perhaps after all of it
+            return  # possibly after the whole answer: ``close`` decides
         self._ended = outcome_of(error)
         told = _told(error)
         self._error = "internal" if told is None else told.code or told.type
@@ -105,7 +105,7 @@ class CallFacts:
             first_us = self._first_us - self._start_us
             measures.first_token_seconds.labels(self.endpoint).observe(first_us / 1e6)
         steps = output - choices
-        if whole and steps > 0 and self._ask.beams is None:  # whose tokens all come at once
+        if whole and steps > 0 and self._ask.beams is None:  # a search delivers all at once
             each_us = (self._last_us - self._first_us) * choices / steps
             measures.token_seconds.labels(self.endpoint).observe(each_us / 1e6)
         attributes = self._request_attributes()
@@ -161,7 +161,7 @@ class CallFacts:
 
 
 def _waterfall(cores: Sequence[RequestCore]) -> dict[str, Attribute]:
-    """What became of each cached token: the first choice of each prompt tells."""
+    """What became of each cached token, as the first choice of each prompt reports it."""
     found: dict[str, Attribute] = {}
     if not cores:
         return found

@@ -24,7 +24,7 @@ from pagemesh.wire.work_messages import TopLogprobs
 
 _HISTORY_MAX = 16
 _QUIET_MS = 1_000
-"""How long frames that crossed an abort may come."""
+"""For how long frames that crossed an abort may still arrive."""
 
 
 class ChoiceState(enum.Enum):
@@ -47,8 +47,8 @@ _MOVES = {
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What a run of tokens became: ``used_count`` of them count, the rest came after
-    ``stop``, the stop string that was completed."""
+    """The text of a run of tokens. ``used_count`` of them count; the rest came after ``stop``, the
+    stop string that they completed."""
 
     text: str
     used_count: int
@@ -61,7 +61,7 @@ class ChoiceText(Protocol):
     def push(self, tokens: U32) -> TextPiece: ...
 
     def close(self) -> str:
-        """What was held back. Nothing may be pushed after it."""
+        """The text that was held back. Nothing may be pushed after this."""
         ...
 
 
@@ -80,7 +80,7 @@ class Choice:
     index: int
     text: ChoiceText
     due_ms: int
-    """In WAITING: when to try (again). Otherwise: when silence is to be looked into."""
+    """In WAITING: when to try (again). Otherwise: when to ask about a silent attempt."""
     state: ChoiceState = ChoiceState.WAITING
     attempt: int = 0
     """0: none was made yet."""
@@ -89,17 +89,18 @@ class Choice:
     used_count: int = 0
     """Tokens that count: fewer than received when a stop string ended the choice."""
     holder: Worker | None = None
-    """Who sent the last frame of this attempt."""
+    """The worker that sent the last frame of this attempt."""
     failure_count: int = 0
     """Attempts that failed since the last new token."""
     resend_count: int = 0
     """Times we asked for lost frames since the last new token."""
     resend_ms: int | None = None
-    """When a resend for a gap was last asked, so that one gap asks once."""
+    """When a resend was last requested for a gap, so that one gap asks only once."""
     probes: dict[Worker, bool] = field(default_factory=dict)
     """Workers asked after a silence: True once one said that it does not know the choice."""
     overheard_ms: dict[int, int] = field(default_factory=dict)
-    """By attempt that is over: when a worker that goes on with it was first heard, or last told."""
+    """By attempt that is over: when a worker was first heard to continue it, or last told to
+    stop."""
     waterfall: Waterfall | None = None
     computed_tokens: int = 0
     avoid: set[Worker] = field(default_factory=set)
@@ -128,13 +129,13 @@ class Choice:
         self.state = state
 
     def submitted(self, attempt: int) -> None:
-        """``attempt`` is on its way: nobody holds it yet, and nothing of it was lost."""
+        """``attempt`` was sent: no worker holds it yet, and none of its frames are missing."""
         self.attempt, self.holder = attempt, None
         self.resend_count, self.resend_ms = 0, None
         self.move(ChoiceState.SUBMITTED, f"attempt {attempt}")
 
     def overheard(self, attempt: int, now_ms: int) -> bool:
-        """A worker goes on with ``attempt``, which is over. True: its abort was lost, send one."""
+        """A worker continues ``attempt``, which is over. True: its abort was lost, so send one."""
         if now_ms - self.overheard_ms.setdefault(attempt, now_ms) < _QUIET_MS:
             return False
         self.overheard_ms[attempt] = now_ms

@@ -1,4 +1,4 @@
-"""From what workers send of a choice to what its client gets. Pure."""
+"""Turns what workers send of a choice into what its client gets. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pagemesh.wire.work_messages import Frame, Hypothesis, TopLogprobs
 def of_frame(
     spec: RequestSpec, choice: Choice, frame: Frame, first: int, skip: int
 ) -> tuple[ev.Deliver, str | None]:
-    """What ``frame`` has beyond its ``skip`` first tokens, which is from position ``first`` on;
-    and the stop string that was completed, after which no token counts."""
+    """The delivery of ``frame`` without its first ``skip`` tokens, which starts at position
+    ``first``; and the stop string that it completed, if any, after which no token counts."""
     tokens, scores = np.frombuffer(frame.tokens, "<u4"), frame.logprobs
     tokens = tokens[skip:] if skip else tokens
     ends = frame.finish == "stop" and frame.stop_token is not None
@@ -49,14 +49,14 @@ def _deliver(
 
 
 def own_stop(spec: RequestSpec, token: int | None) -> ev.StopReason:
-    """What clients hear of the stop token that ended a choice: only of their own."""
+    """The stop token that the client is told has ended a choice: only one that it asked for."""
     return token if token in spec.own_stops else None
 
 
 def search_answer(
     spec: RequestSpec, texts: Sequence[ChoiceText], hypotheses: Sequence[Hypothesis]
 ) -> list[ev.Deliver | ev.ChoiceEnded]:
-    """A beam search is over: all choices, whole."""
+    """The deliveries of a finished beam search: every choice, whole."""
     out: list[ev.Deliver | ev.ChoiceEnded] = []
     for index, (text, one) in enumerate(zip(texts, hypotheses, strict=True)):
         tokens = np.frombuffer(one.tokens, "<u4")

@@ -1,4 +1,4 @@
-"""What can happen to a request, and what its core asks to be done: plain values."""
+"""The events of a request's core and the commands it returns: plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagemesh.wire.work_messages import Abort, Accepted, Frame, Resend, Submit, 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Worker:
-    """One life of a worker."""
+    """One incarnation of a worker."""
 
     name: str
     incarnation: int
@@ -23,7 +23,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class PagesFrom:
-    """How pages for a worker's prompts are asked for: at which pager, of which life, and which."""
+    """How to ask for pages in a worker's name: which pager, of which epoch, and how many."""
 
     host: str
     epoch: int
@@ -32,8 +32,8 @@ class PagesFrom:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who takes a request: ``worker`` gets the ``Submit``, ``decode`` is whom it hands over
-    to (nobody: it keeps the sequence). ``root`` is the tenant's under ``model_root``."""
+    """Who takes a request: ``worker`` gets the ``Submit`` and hands the sequence over to ``decode``
+    (None: it keeps it). ``root`` is the tenant's root under ``model_root``."""
 
     worker: Worker
     decode: Worker | None
@@ -42,11 +42,11 @@ class Route:
     predicted_tokens: int
     """Tokens the router expects to be cached there: a hint for traces, never trusted."""
     elsewhere_tokens: int = 0
-    """More tokens that it expects on another host, which it passed over for its queue."""
+    """How many more it expects on another host, which it passed over because of its load."""
     pages: PagesFrom | None = None
-    """Whom to ask for pages in the worker's name; None: it asks for itself."""
+    """Whom to ask for pages in the worker's name; None: the worker asks by itself."""
     tokens: U32 | None = field(default=None, compare=False, repr=False)
-    """For which it was chosen."""
+    """The tokens that the route was chosen for."""
 
 
 # Events -------------------------------------------------------------------------------------
@@ -64,8 +64,8 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Unroutable:
-    """Nobody can take it now; ``fault`` is what the client hears if that stays so.
-    ``expected``: a worker is probably on its way back."""
+    """No worker can take the request now. ``fault`` is what the client is told if that does not
+    change; ``expected``: a worker is probably on its way back."""
 
     fault: Fault
     expected: bool = False
@@ -73,7 +73,7 @@ class Unroutable:
 
 @dataclass(frozen=True, slots=True)
 class SubmitAnswered:
-    """A transport failure arrives as a ``Refused`` too: silence is never an answer."""
+    """A transport failure arrives as a ``Refused`` too, so every submit is answered."""
 
     attempt: int
     worker: Worker
@@ -111,7 +111,7 @@ WhyCancelled = Literal["left", "slow", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Nobody will hear the answer."""
+    """Nobody will read the answer."""
 
     why: WhyCancelled = "left"
 
@@ -142,8 +142,9 @@ Event = (
 class ChooseRoute:
     """Ask the router; the answer is ``Routed`` or ``Unroutable``.
 
-    ``tokens`` is what the worker must have in its cache or compute. ``model_root`` is set
-    once tokens were delivered: other weights must not continue them.
+    ``tokens`` is what the worker must have in its cache or compute. ``model_root`` is set once
+    tokens were delivered or while another choice is placed: one answer comes from one set of
+    weights.
     """
 
     tokens: U32
@@ -155,7 +156,7 @@ class ChooseRoute:
 
 @dataclass(frozen=True, slots=True)
 class AskPages:
-    """Have the pager of ``host`` answer ``message`` to the worker in whose name it is."""
+    """Ask the pager of ``host`` in a worker's name; the answer goes to that worker."""
 
     host: str
     message: Admit
@@ -163,7 +164,7 @@ class AskPages:
 
 @dataclass(frozen=True, slots=True)
 class SendSubmit:
-    """``pages`` is to go out right behind it."""
+    """``pages`` goes out right behind the ``Submit``."""
 
     worker: Worker
     message: Submit
@@ -173,7 +174,7 @@ class SendSubmit:
 
 @dataclass(frozen=True, slots=True)
 class SendAbort:
-    """Send and do not wait: an abort that is lost is made good when a frame comes after it."""
+    """Send without waiting: if the abort is lost, the frames that still come trigger another."""
 
     worker: Worker
     message: Abort
@@ -214,7 +215,7 @@ StopReason = str | int | None
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnded:
-    """``text`` is what had been held back."""
+    """``text`` is the rest, which had been held back."""
 
     choice: int
     finish: Literal["stop", "length"]
@@ -234,7 +235,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody will hear it."""
+    """Nobody will read the answer."""
 
     why: WhyCancelled = "left"
 

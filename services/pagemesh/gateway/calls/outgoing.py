@@ -1,4 +1,4 @@
-"""What a request core says to workers."""
+"""Builds what a request core sends to workers, and its questions to router and pager."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagemesh.wire.work_messages import (
 
 
 def together(spec: RequestSpec, due: Iterable[Choice]) -> list[Choice]:
-    """Those of ``due`` that one ``Submit`` carries with what their client has; one at least."""
+    """The first of ``due`` that one ``Submit`` can carry with their tokens so far; at least one."""
     group: list[Choice] = []
     room = spec.submit_tokens_max - len(spec.prompt)
     for choice in due:
@@ -34,7 +34,7 @@ def together(spec: RequestSpec, due: Iterable[Choice]) -> list[Choice]:
 
 
 def choose(spec: RequestSpec, group: Sequence[Choice], model_root: bytes | None) -> ChooseRoute:
-    """What a new attempt at ``group`` needs of its workers."""
+    """The question to the router: who could take a new attempt at ``group``?"""
     longest = max(group, key=lambda choice: choice.token_count)
     return ChooseRoute(
         tokens=np.concatenate([spec.prompt, longest.tokens()]),
@@ -55,8 +55,8 @@ def submit(
     timeout_ms: int,
     scored: bool,
 ) -> SendSubmit:
-    """The ``Submit`` of ``group``, with what their client already has, and what is asked of the
-    pager beside it. ``scored``: prompt log-probabilities are not wanted (any more)."""
+    """The ``Submit`` of ``group`` with the tokens already delivered, and the question to the pager
+    that goes with it. ``scored``: prompt log-probabilities are not wanted, or not any more."""
     prompt = pack(spec.prompt)
     pages = _pages(spec, prompt, route, group[0], attempt, deadline_ms)
     message = Submit(
@@ -84,8 +84,8 @@ def submit(
 def _pages(
     spec: RequestSpec, prompt: bytes, route: Route, first: Choice, attempt: int, deadline_ms: int
 ) -> AskPages | None:
-    """What its worker would ask the pager for when it gets the ``Submit`` of a prompt: this way
-    the answer is there when that was understood (ADR 0026). None: the worker asks."""
+    """What the worker would ask the pager once it has the ``Submit``. Asked now, it is answered by
+    the time the worker has decoded the ``Submit`` (ADR 0026). None: the worker asks by itself."""
     beside, is_plain = route.pages, spec.read_cache and not spec.prompt_logprobs
     if beside is None or attempt > 1 or not is_plain or spec.sampling.beams is not None:
         return None
@@ -120,7 +120,7 @@ def resend(spec: RequestSpec, choice: Choice) -> Resend:
 
 
 def stop(key: SequenceKey) -> Abort:
-    """Stop what is over here, and goes on there."""
+    """Stop an attempt that is over here but still runs at a worker."""
     return Abort(request=key.request, attempt=key.attempt, choice=key.choice, reason="superseded")
 
 

@@ -1,6 +1,6 @@
-"""From what is asked to what workers get: token ids and sampling, within the model's limits.
+"""From a parsed request to what workers get: token ids and sampling, within the model's limits.
 
-Tokenising is the heavy part and free of shared state, so it may run on another thread.
+Tokenising is the expensive part and safe to run on another thread.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
 
 _MARGIN_BYTES = 64 << 10
-"""What a message holds beside tokens and pages, at most."""
+"""What a message holds besides tokens and page numbers, at most."""
 Limit = tuple[int, str]
-"""Of tokens of a prompt and its answer, and the words that say so."""
+"""The most tokens of a prompt and its answer together, and the words that say so."""
 
 
 def carried_tokens(message_bytes_max: int) -> int:
-    """Tokens of a sequence that a message can carry, an eighth on top for the pages they are in:
-    so that whatever becomes of it, it can be handed over, declared and begun again."""
+    """The longest sequence, in tokens, that a message can carry with its page numbers (an eighth on
+    top). Up to this length a sequence can always be handed over, declared and submitted again."""
     return 2 * max(message_bytes_max - _MARGIN_BYTES, 0) // 9
 
 
@@ -40,13 +40,13 @@ class Work:
     prompt: U32
     sampling: Sampling
     goes_on: bool
-    """Answers are the rest of the prompt's text, not a message of their own."""
+    """The answer continues the prompt's text; it is not a message of its own."""
 
 
 def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
-    """Token ids of every prompt. Raises ``ApiError``, and does so before the work when no
-    tokenisation could fit the model (``facts``, if they are known). ``owner``: see
-    ``Tokens.encode``."""
+    """Token ids of every prompt. Raises ``ApiError``, and does so before the work if the model's
+    limits (``facts``) are known and no tokenisation of the text could be within them. ``owner``:
+    see ``Tokens.encode``."""
     return [_tokenise_one(prompt, ask, tokens, facts, owner) for prompt in ask.prompts]
 
 
@@ -80,9 +80,9 @@ def fit(
     ask: Ask, prompts: Sequence[U32], facts: ModelFacts, end_tokens: frozenset[int], seed: int,
     *, quota_tokens: int = REQUEST_TOKENS_MAX, message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> list[Work]:  # fmt: skip
-    """Each prompt with its sampling, checked against the model, the slots that its tenant may use
-    and what the bus carries. Raises ``ApiError`` that gives both numbers when something is too
-    long. ``seed``: of the first prompt, where the request has none."""
+    """Each prompt with its sampling, checked against the model, the token slots of its tenant's
+    quota and what the bus can carry. Raises ``ApiError``, with both numbers when something is too
+    long. ``seed`` is for the first prompt if the request has none, and counts up from there."""
     _check_tokens(ask, prompts, facts)
     most = limit_of(facts, message_bytes_max)
     works: list[Work] = []
@@ -94,7 +94,7 @@ def fit(
         if ask.min_tokens > limit:
             raise bad("min_tokens", f"min_tokens {ask.min_tokens} exceeds the {limit} that fit")
         goes_on = not isinstance(asked, ChatPrompt) or asked.continue_final_message
-        sampling = _sampling(ask, limit, end_tokens, seed + index)  # equal prompts draw apart
+        sampling = _sampling(ask, limit, end_tokens, seed + index)  # equal prompts draw differently
         works.append(Work(prompt, sampling, goes_on))
     return works
 
@@ -112,13 +112,14 @@ def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
 
 
 def check_token(param: str, token: int, vocab_tokens: int) -> None:
-    """Raises ``ApiError`` for a token that the model's vocabulary has not."""
+    """Raises ``ApiError`` for a token that is not in the model's vocabulary."""
     if token >= vocab_tokens:
         raise bad(param, f"the model has no token {token}: it has {vocab_tokens}, numbered from 0")
 
 
 _TOP_P_MIN = 1e-9
-"""The likeliest token has more in any vocabulary: OpenAI's 0 leaves that one alone."""
+"""Stands for OpenAI's 0, which keeps only the likeliest token: that one's probability is higher in
+any vocabulary."""
 
 
 def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) -> Sampling:
@@ -158,8 +159,8 @@ def _max_tokens(ask: Ask, prompt_tokens: int, most: Limit, quota_tokens: int) ->
 
 
 def limit_of(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> Limit:
-    """What a prompt and its answer may come to here. The words are those that clients look for to
-    tell a context that is too small by, as OpenAI's own message has them."""
+    """How long a prompt and its answer may be here, together. The words follow OpenAI's own
+    message, by which clients recognise that a context is too small."""
     pool_tokens = facts.pool_pages * facts.page_size
     limit, reason = min(
         (facts.context_tokens_max, ""),
@@ -174,8 +175,8 @@ def limit_of(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> L
 
 
 def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: Limit) -> None:
-    """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, leaves
-    no room for an answer of any length."""
+    """Raises ``ApiError`` when a prompt of ``prompt_tokens`` tokens, ``shown`` in the message,
+    leaves no room for an answer."""
     limit, said = most
     if prompt_tokens + (0 if ask.max_tokens == 0 else 1) > limit:
         so = "" if prompt_tokens > limit else ", which leaves no room for an answer"
@@ -185,7 +186,7 @@ def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: Limit) -> None
 
 
 def _check_answer(ask: Ask, prompt_tokens: int, most: Limit) -> None:
-    """Raises ``ApiError`` when the prompt fits, and not with what is to be generated."""
+    """Raises ``ApiError`` when the prompt fits, but not together with ``max_tokens``."""
     wanted = ask.max_tokens or 0
     limit, said = most
     if prompt_tokens + wanted > limit:

@@ -1,13 +1,13 @@
-"""The life of one request: what it was promised, what it has, what to do next.
+"""The life of one request: what was delivered, what is under way, what to do next.
 
     OPEN -> COMPLETED   every choice ended by a stop or its length
-         -> FAILED      no attempt can mend it, or its deadline came
-         -> CANCELLED   the client left
+         -> FAILED      no other attempt can help, or its deadline passed
+         -> CANCELLED   the client left or reads too slowly, or the gateway stops
 
-Each choice has a life of its own (``choice``). An attempt is one ``Submit`` of one or more
-choices; a choice whose attempt was refused, lost or silent goes into the next one, with the
-tokens its client already has. Those never change: what a frame repeats is dropped, what it
-skips is asked for again, and who goes on sending frames of older attempts is told to stop.
+Each choice has states of its own (``choice``). An attempt is one ``Submit`` of one or more choices;
+a choice whose attempt was refused, was lost or fell silent goes into the next one, with the tokens
+already delivered. Those never change: repeated tokens are dropped, missing ones are asked for
+again, and a worker that keeps sending frames of an older attempt is told to stop.
 
 Pure: time is an argument, ``due_ms`` says when a ``Tick`` is wanted.
 """
@@ -39,9 +39,9 @@ class RequestCore:
         self._limits = limits
         self._texts = texts
         self.choices = [Choice(i, texts[i], now_ms) for i in range(spec.sequence_count)]
-        """For others to read only. A beam search is one, until its answer is here."""
-        self.routes: dict[int, ev.Route] = {}  # by attempt, of choices that are placed
-        self.elsewhere_tokens = 0  # cached on another host than it went to first
+        """Read-only for others. A beam search is one choice here, however many it returns."""
+        self.routes: dict[int, ev.Route] = {}  # by attempt, for placed choices
+        self.elsewhere_tokens = 0  # cached on another host than that of the first attempt
         self._attempt = 0
         self._waiting_since_ms: int | None = None
         self._model_root: bytes | None = None
@@ -68,13 +68,13 @@ class RequestCore:
         return Usage.of(self.spec, self.choices)
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Command]:
-        """Raises ``AssertionError`` for an event the caller may not send (a second ``Begin``
-        in flight). After the end every event is ignored."""
+        """Raises ``AssertionError`` for an event the caller may not send (``Routed`` or
+        ``Unroutable`` without a ``ChooseRoute``). After the end every event is ignored."""
         if self.ended:
             return []
         self._out = []
         match event:
-            case ev.FrameArrived(worker, frame):  # first: there is one for each token
+            case ev.FrameArrived(worker, frame):  # first: the most frequent event
                 self._frame_arrived(worker, frame, now_ms)
             case ev.Begin() | ev.Tick():
                 pass
@@ -126,14 +126,14 @@ class RequestCore:
             self._end(ev.Completed())
 
     def _launch(self, now_ms: int) -> None:
-        """Put choices that are due into a new attempt, all of them if one message can."""
+        """Have due choices routed for a new attempt, all of them if one message can carry them."""
         due = (c for c in self._in(ChoiceState.WAITING) if c.due_ms <= now_ms)
         group = outgoing.together(self.spec, due)
         if not group or self._in(ChoiceState.ROUTING):
             return
         for choice in group:
             choice.move(ChoiceState.ROUTING, "due")
-        # Others may deliver at any moment, and one answer is of one set of weights.
+        # Other choices may deliver at any moment, and one answer is of one set of weights.
         under_way = (self.routes[c.attempt].model_root for c in self.choices if c.placed)
         model_root = self._model_root or next(under_way, None)
         self._out.append(outgoing.choose(self.spec, group, model_root))
@@ -218,7 +218,7 @@ class RequestCore:
             self._take(choice, frame)
 
     def _missed(self, choice: Choice, worker: Worker, now_ms: int) -> None:
-        """Ask now, or soon when it was just asked: one loss must not breed others."""
+        """Ask for lost frames now, or a bit later if just done: one loss must not breed others."""
         again_ms = now_ms
         if choice.resend_ms is not None:
             again_ms = choice.resend_ms + self._limits.gap_patience_ms
@@ -267,7 +267,7 @@ class RequestCore:
             self._choice_ended(choice, "length", None)
 
     def _deliver(self, choice: Choice, frame: Frame, first: int, skip: int) -> str | None:
-        """Hand new tokens out; the stop string when one was completed."""
+        """Deliver new tokens; returns the stop string that they completed, if any."""
         delivery, stop = deliveries.of_frame(self.spec, choice, frame, first, skip)
         choice.used_count += len(delivery.tokens)
         self._out.append(delivery)
@@ -296,7 +296,7 @@ class RequestCore:
         return [c for c in self.choices if c.placed and worker in self._candidates(c)]
 
     def _candidates(self, choice: Choice) -> list[Worker]:
-        """Who may know the choice, the likeliest first."""
+        """The workers that may know the choice, the likeliest first."""
         route = self.routes[choice.attempt]
         found = [w for w in (choice.holder, route.decode, route.worker) if w is not None]
         return list(dict.fromkeys(found))
@@ -316,7 +316,7 @@ class RequestCore:
         if not choice.placed or choice.attempt != key.attempt or worker not in choice.probes:
             return
         if isinstance(answer, Ok) or isinstance(answer.error(), Busy):
-            # A worker that is too busy to look says nothing against the choice.
+            # A worker that is too busy to look may still have the choice.
             choice.heard(now_ms, self._limits.silence_ms_max)
             return
         choice.probes[worker] = True
@@ -334,14 +334,14 @@ class RequestCore:
             route = self.routes[choice.attempt]
             if worker == (choice.holder or route.worker):
                 failed.append(choice)
-            else:  # it may have been handed over a moment ago: the holder must tell
+            else:  # perhaps just handed over: the others must say whether they have it
                 self._ask(choice, [w for w in self._candidates(choice) if w != worker])
         self._attempt_failed(failed, Gone("the worker is gone"), now_ms, lost=worker)
 
     def _attempt_failed(
         self, group: list[Choice], error: Fault, now_ms: int, lost: Worker | None = None
     ) -> None:
-        """Try ``group`` again later, or fail the request when that is no use."""
+        """Try ``group`` again later, or fail the request when that cannot help."""
         limits = self._limits
         if not group:
             return
@@ -359,7 +359,7 @@ class RequestCore:
             self._end_if_over(choice)
 
     def _end_if_over(self, choice: Choice) -> None:
-        """A choice that lost only its end needs no other worker."""
+        """End a choice that has all its tokens and lost only its last frame."""
         sampling = self.spec.sampling
         count = choice.token_count
         last = int.from_bytes(choice.generated[-4:], "little") if count else None

@@ -1,4 +1,4 @@
-"""What a request asks for, validated, and the limits its life has. Plain values."""
+"""A validated request, and the limits on its retries and waits. Plain values."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class RequestSpec:
     choice_count: int
     sampling: Sampling
     deadline_ms: int
-    """On the caller's clock, the one ``now_ms`` is read from."""
+    """On the caller's clock, from which ``now_ms`` is read."""
     prompt_logprobs: bool = False
     read_cache: bool = True
     terms: CacheTerms = NO_TERMS
     submit_tokens_max: int = REQUEST_TOKENS_MAX
-    """Of the prompt and of choices that are begun again: what one ``Submit`` carries."""
+    """What one ``Submit`` can carry: the prompt, and the tokens its choices already have."""
     own_stops: frozenset[int] = frozenset()
     show_stop: bool = False
 
     @property
     def sequence_count(self) -> int:
-        """Sequences that workers are asked for: a beam search is one, whatever its choices."""
+        """Sequences asked of workers: a beam search is one, however many choices it returns."""
         return self.choice_count if self.sampling.beams is None else 1
 
     @property
     def width(self) -> int:
-        """Rows of a step that each of them takes."""
+        """Rows of a step that each of these sequences takes."""
         return 1 if self.sampling.beams is None else self.sampling.beams.width
 
 
@@ -59,20 +59,22 @@ class RequestLimits:
     submit_timeout_ms: int = 5_000
     resend_timeout_ms: int = 2_000
     silence_ms_max: int = 1_000
-    """After so long without a frame we ask whether the choice is still known."""
+    """After this long without a frame, workers are asked whether they still know the choice."""
     gap_patience_ms: int = 500
     resends_max: int = 8
     worker_wait_ms_max: int = 3_000
     """How long a new request waits for a worker to appear, when none is expected: long enough
     to see one that has just registered, short enough for a client to go elsewhere."""
     recovery_wait_ms_max: int = 30_000
-    """The same for a request that had one, or when one is on its way back (``returning``)."""
+    """The same for a request that already had a worker, or when one is probably on its way back
+    (``routing.returning``)."""
     version_wait_ms_max: int = 1_000
-    """The same when others are served in place of the weights it began with. Another of its choices
-    may still be thought to go on with those, and once it is not, any weights will do."""
+    """The same when the weights that the request began with are no longer served. A choice may
+    still be thought to run on them; once none is, and if nothing was delivered, any weights will
+    do."""
 
     def wait_ms_max(self, reason: Fault, *, patient: bool) -> int:
-        """How long to wait for somebody to take a request that nobody can for ``reason``."""
+        """How long a request waits for a worker when none can take it for ``reason``."""
         if isinstance(reason, Superseded):
             return self.version_wait_ms_max
         return self.recovery_wait_ms_max if patient else self.worker_wait_ms_max
@@ -86,7 +88,7 @@ class Usage:
 
     @classmethod
     def of(cls, spec: RequestSpec, choices: Sequence[Choice]) -> Usage:
-        """What counts of ``choices`` so far."""
+        """The usage of ``choices`` so far."""
         prompt_count = len(spec.prompt)
         cached = next((c.waterfall.delivered_tokens for c in choices if c.waterfall), 0)
         used = sum(choice.used_count for choice in choices)
@@ -94,5 +96,5 @@ class Usage:
 
 
 def mendable(error: Fault) -> bool:
-    """Another attempt may succeed."""
+    """Whether another attempt may succeed."""
     return isinstance(error, Busy | Stale | Gone | Internal) or error.retry_after_ms > 0
