@@ -2,11 +2,13 @@
 
 {"error": {"message", "type", "param", "code"}}
 
-400 the request is at fault (param names what)   401 no valid key   404 no such thing
-408 the body did not arrive in time              413 the body is too large
-415 the body is compressed
-409 the same idempotency key is in use
-429 we have too much to do      503 the mesh has    504 the deadline passed    500 a bug
+    400 the request is at fault (param names what)    401 no valid API key
+    403 the mesh denied it to the gateway             404 no such path or model
+    405 the path takes another method                 408 the body did not arrive in time
+    409 the idempotency key is in use                 413 the body is too large
+    415 the body is compressed                        429 too many requests, here or of the tenant
+    500 a bug                                         503 the mesh is overloaded or not ready
+    504 the deadline passed
 """
 
 from __future__ import annotations
@@ -87,11 +89,11 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """Nobody is there any more who could be told anything."""
+    """The client has disconnected: there is nobody to tell anything."""
 
 
 def missing(param: str) -> ApiError:
-    """A parameter that has to be there."""
+    """The error for a required parameter that is missing."""
     return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
 
 
@@ -105,14 +107,14 @@ def unsupported(param: str, what: str = "") -> ApiError:
 
 
 def cancelled(why: WhyCancelled) -> ApiError:
-    """What a client hears, if it is still there, of an answer that nobody waited for."""
+    """What a client, if it is still there, is told about an answer that was cancelled."""
     code, text = _CANCELLED[why]
     return ApiError(503, text, code=code)
 
 
 def from_fault(fault: Fault) -> ApiError:
-    """What a fault of the mesh looks like from outside. Faults that tell of a bug, or of
-    our inner workings, are not quoted."""
+    """A fault of the mesh as clients see it. Messages that tell of a bug, or of our inner workings,
+    are not quoted."""
     if isinstance(fault, OverQuota) and not fault.retry_after_ms:
         return ApiError(400, fault.message, code="quota_exceeded")
     if isinstance(fault, NoCapacity) and not fault.retry_after_ms:

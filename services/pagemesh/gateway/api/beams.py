@@ -1,4 +1,4 @@
-"""What a client says of a beam search, and whether it fits. Pure.
+"""The parameters of a beam search, and whether it fits the page pool. Pure.
 
 Whatever is wrong raises ``ApiError`` that names the parameter.
 """
@@ -21,11 +21,11 @@ _DRAWS: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0.0,), "frequency_penalty": (0.0,), "repetition_penalty": (1.0,),
     "logit_bias": ({},),
 }  # fmt: skip
-"""What says how tokens are drawn, with the values that leave the model's own probabilities."""
+"""Parameters for drawing tokens, with the values that a search accepts, since it draws none."""
 
 
 def beams_of(form: Common, *, scores_prompt: bool) -> Beams | None:
-    """The search that ``form`` asks for, if it does."""
+    """The beam search that ``form`` asks for; None if it asks for none. Raises ``ApiError``."""
     if not form.use_beam_search:
         for name, default in _TAKES_SEARCH.items():
             if getattr(form, name) not in (None, default):
@@ -68,7 +68,7 @@ def fit_beams(
     ask: Ask, beams: Beams, prompt_tokens: int, max_tokens: int, pool_pages: int, page_size: int
 ) -> int:
     """How many tokens each beam may have: ``max_tokens``, or what fits ``pool_pages`` when the
-    client left it open."""
+    client set no limit. Raises ``ApiError`` if the search does not fit."""
     if ask.max_tokens is None:
         shared = (prompt_tokens - 1) // page_size
         each = (pool_pages - shared) // beams.width

@@ -1,4 +1,4 @@
-"""From the bytes of a body to one of its types, or an error in the words of people. Pure."""
+"""Decodes JSON bodies, and turns msgspec's errors into messages for people. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ELSEWHERE: dict[type, dict[str, str]] = {
     CompletionBody: {"messages": "; chat completions take it"},
     ChatBody: {"prompt": "; completions take it"},
 }
-"""By what was read, the parameters that belong to another endpoint."""
+"""By type of body: parameters that belong to another endpoint, and which one takes them."""
 
 _SAID = {
     "int": "an integer",
@@ -31,7 +31,7 @@ _SAID = {
     "array": "an array",
     "object": "an object",
 }
-"""msgspec's names of what JSON knows, for people who may not write Python."""
+"""msgspec's names for JSON types, in words for people who may not know Python."""
 
 
 def decode(body: bytes, kind: type[S]) -> S:
@@ -50,7 +50,7 @@ def decode(body: bytes, kind: type[S]) -> S:
 
 
 def _not_utf8(body: bytes) -> str:
-    """Where in ``body``, which is said of no string in it; empty: it is UTF-8."""
+    """Where ``body`` is not UTF-8, which msgspec does not say for strings; empty if it is."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -78,7 +78,7 @@ def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
 
 
 def _said(message: str) -> str:
-    """``message`` of msgspec with its types in words; what it quotes of a body stays."""
+    """msgspec's ``message`` with type names in words; what it quotes from a body stays as it is."""
     kinds = _KINDS.sub(_kinds_said, message) if message.startswith("Expected ") else message
     return f"{kinds[:1].lower()}{kinds[1:]}"
 

@@ -1,4 +1,4 @@
-"""From the bytes of a request to what is asked for, validated. Pure.
+"""From the bytes of a request to a validated ``Ask``. Pure.
 
 Whatever is wrong raises ``ApiError`` that names the parameter.
 """
@@ -59,9 +59,10 @@ class Ask:
     n: int
     best_of: int
     beams: Beams | None
-    """Not None: the ``n`` best of a beam search are given."""
+    """If set, the ``n`` best results of a beam search are returned."""
     length_penalty: float
-    """Of choices that are selected, as in ``Beams``. 0: the log-probability of the whole answer."""
+    """For ranking ``best_of`` choices, as in ``Beams``. 0 ranks by the log-probability of the whole
+    answer."""
     stream: bool
     include_usage: bool
     max_tokens: int | None
@@ -93,22 +94,22 @@ class Ask:
     """0: what is cached stays for as long as there is room."""
     priority: int
     label: str
-    """The client's own name for the request: for its trace, never used."""
+    """The client's own id for the request: recorded in its trace and otherwise unused."""
 
     @property
     def is_packed(self) -> bool:
-        """All prompts are token ids as they are."""
+        """Whether all prompts were given as token ids."""
         return all(isinstance(prompt, np.ndarray) for prompt in self.prompts)
 
     @property
     def selects(self) -> bool:
-        """More choices are made than given."""
+        """Whether more choices are generated than returned."""
         return self.best_of > self.n
 
 
 def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
-    """``/v1/chat/completions``; ``served`` is the model of a body that names none, ``defaults``
-    are for what it does not say of how to draw."""
+    """A body of ``/v1/chat/completions``. ``served`` is the model of a body that names none;
+    ``defaults`` are the sampling parameters that it does not give."""
     form = decode(body, ChatBody)
     _refuse_unsupported_chat(form)
     if form.top_logprobs is not None and not form.logprobs:
@@ -140,7 +141,7 @@ def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI)
 
 
 def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
-    """``/v1/completions``; ``served`` is the model of a body that names none."""
+    """A body of ``/v1/completions``; ``served`` and ``defaults`` as in ``parse_chat``."""
     form = decode(body, CompletionBody)
     if form.suffix:
         raise unsupported("suffix")
@@ -172,7 +173,7 @@ def parse_detokenize(body: bytes) -> DetokenizeBody:
 
 
 def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as templates know them: text content, known roles."""
+    """Messages as chat templates expect them: text content, known roles."""
     out: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -194,7 +195,7 @@ def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def template_values(values: dict[str, Any] | None) -> dict[str, Any]:
-    """Further variables for the template."""
+    """Further variables for the chat template, once their names are checked."""
     for name in values or {}:
         if not name.isidentifier() or name.startswith("_"):
             raise bad("chat_template_kwargs", f"{name[:64]!r} is no variable name")
@@ -245,9 +246,10 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
 
 
 def _ids(prompt: list[Any]) -> U32:
-    """Packed at once: thousands of them are looked at one by one no second time."""
+    """Token ids, packed right away, so that thousands of them are not looked at one by one
+    again."""
     try:
-        return np.asarray(array("I", prompt), "<u4")  # from a list numpy takes longer
+        return np.asarray(array("I", prompt), "<u4")  # numpy takes longer from a list
     except TypeError:
         raise bad("prompt", _MIXED) from None
 
@@ -316,7 +318,7 @@ def _ask(
 
 
 def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[int, int]:
-    """How many choices a prompt gets, and how many are made."""
+    """How many choices each prompt returns, and how many are generated for it."""
     n = form.n or 1
     best_of = n if searches else form.best_of or n
     name = "best_of" if best_of > n else "n"

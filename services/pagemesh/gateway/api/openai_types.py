@@ -1,10 +1,10 @@
-"""The JSON bodies of the two endpoints, field by field.
+"""The JSON bodies of the endpoints, field by field.
 
-A parameter that could change the answer is done or refused by name, and so is one that
-nobody here ever heard of: silence would pass for obedience. What only says something about
-the request, as SDKs and frameworks add it by themselves, is taken and has no effect.
+A parameter that could change the answer is either implemented or refused by name, and so is every
+unknown one: to ignore it would look like support. Parameters that only describe the request, as
+SDKs and frameworks add them, are accepted and have no effect.
 
-Most fields may be null, as OpenAI's clients send them so; null means the default.
+Most fields may be null, as OpenAI's clients send them; null means the default.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take."""
 
     model: Annotated[str, Meta(max_length=1024)] | None = None
-    """Left out: the one that is served."""
+    """If omitted, the model that is served."""
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     stream: bool | None = None
@@ -84,12 +84,12 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     early_stopping: bool | Literal["never"] | None = None
     cache_salt: _Salt | None = None
     cache_ttl_s: Annotated[int, Meta(ge=1, le=CACHE_TTL_S_MAX)] | None = None
-    """What the request leaves in the cache is dropped so many seconds after its last use."""
+    """Pages that the request caches are dropped this many seconds after their last use."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     """Lower goes first."""
     request_id: _Label | None = None
 
-    # Taken and without effect here.
+    # Accepted, without effect here.
     user: _Inert = None
     metadata: _Inert = None
     safety_identifier: _Inert = None
@@ -111,7 +111,7 @@ class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message, as a client writes it or gives back what it got from us."""
+    """One message, written by a client or sent back as it came from us."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
@@ -146,9 +146,9 @@ class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
     modalities: list[str] | None = None
     audio: _Inert = None
     prediction: _Inert = None
-    """A hint that may save time and changes no token: taken, without effect."""
+    """A hint that may save time and changes no token: accepted, without effect."""
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
-    """For the template, as a variable of this name."""
+    """Passed to the chat template as a variable of this name."""
     verbosity: _Inert = None
     web_search_options: _Inert = None
     moderation: _Inert = None

@@ -1,4 +1,4 @@
-"""From events of requests to OpenAI's JSON: whole responses and stream chunks. Pure."""
+"""Renders the events of requests as OpenAI's JSON: whole responses and stream chunks. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import TopLogprobs
 
 ANSWER_BYTES_MAX = 64 << 20
-"""Of an answer in one piece, which waits here until its end."""
+"""The largest answer in one piece; it is kept here until its end."""
 SCORE_BYTES = 64
 """About what one log-probability takes in JSON, with its token."""
 TOKEN_BYTES = 8
@@ -45,8 +45,9 @@ class _Collected:
     token_count: int = 0
 
     def score(self, length_penalty: float) -> float:
-        """By which the best are found: that of a beam search. Tokens whose scores were lost with
-        a worker count as much as the others do; where all were, there is nothing to say for it."""
+        """The rank among ``best_of`` choices, computed as for a beam search. Tokens whose scores
+        were lost with a worker count as the average of the others; a choice that lost all of them
+        ranks last."""
         if not self.token_count:
             return 0.0
         if not self.scored_count:
@@ -68,19 +69,20 @@ class Renderer:
         self._head = {"id": response_id, "created": created, "model": ask.model}
         self._offsets: dict[int, Offsets] = {}
         self._around: dict[int, tuple[bytes, bytes]] = {}
-        """What comes before and after the text in a chunk of each choice that has no more."""
+        """By choice: what comes before and after the text in a chunk that has nothing but text."""
 
     # One response -----------------------------------------------------------------------------
 
     def collect(self, prompts: list[U32], bytes_max: int = ANSWER_BYTES_MAX) -> Collector:
-        """Raises ``ApiError`` when ``prompts``, as often as they are to be told, are too large."""
+        """An empty collector. Raises ``ApiError`` when ``prompts``, repeated in each choice, are
+        too large."""
         made = Collector(self._ask, self._tokens.written, bytes_max)
         if self._ask.echo or self._ask.return_token_ids:
             made.told(sum(map(len, prompts)))
         return made
 
     def response(self, collected: Collector, prompts: list[U32], usage: Usage) -> bytes:
-        """The whole answer. ``prompts`` are the token ids that were asked about."""
+        """The whole answer. ``prompts`` are the token ids of the prompts."""
         ask = self._ask
         made = collected.given
         choices: list[dict[str, Any]] = []
@@ -148,7 +150,7 @@ class Renderer:
 
     def delivered(self, prompt_index: int, event: Deliver) -> bytes:
         """New tokens of a choice; empty when there is nothing to show yet."""
-        # Of tokens whose scores were lost only completions tell, that there are none.
+        # Tokens whose scores were lost have null in completions; chats leave them out.
         is_scored = (event if self._ask.chat else self._ask).logprobs is not None
         shown = len(event.tokens) - event.hidden_count
         if not event.text and not (is_scored and shown) and not self._ask.return_token_ids:
@@ -204,13 +206,13 @@ class Renderer:
         return msgspec.json.encode(body | extra)
 
     def _prompt_text(self, prompt_index: int, prompt: U32) -> str:
-        """The prompt as it was given; tokens as the text of an answer shows them."""
+        """The prompt as it was given; token ids are decoded as they would be in an answer."""
         given = self._ask.prompts[prompt_index]
         if isinstance(given, str):
             return given
         skip = self._ask.skip_special_tokens
         text = self._tokens.decode(prompt.tolist(), skip_special_tokens=skip)
-        # A character that it ends in the middle of is the answer's, which begins with it.
+        # If the prompt ends inside a character, that belongs to the answer, which begins with it.
         again = self._tokens.stream(stops=[], skip_special_tokens=skip, after=prompt).close()
         return text.removesuffix(again)
 
@@ -224,7 +226,7 @@ class Renderer:
         return found
 
     def _next_scores(self, index: int, found: ChatScores | TextScores) -> msgspec.Raw:
-        """Those of the next chunk of a choice."""
+        """The log-probabilities of a choice's next chunk; text offsets go on from the last one."""
         if isinstance(found, ChatScores):
             return found.json()
         return found.json(self._offsets.setdefault(index, Offsets()))
@@ -250,8 +252,8 @@ class Collector:
 
     @property
     def given(self) -> list[_Collected]:
-        """``n`` for each prompt. When more were made, those with the highest score, the best
-        first."""
+        """``n`` choices for each prompt; if more were generated, those with the highest scores, the
+        best first."""
         ask, found = self._ask, self._choices
         if not ask.selects:
             return found
@@ -280,12 +282,12 @@ class Collector:
             self._grown(one.scores.size_bytes - before_bytes)
 
     def told(self, prompt_tokens: int) -> None:
-        """So many tokens of prompts are told with every choice. Raises ``ApiError`` as
+        """Count ``prompt_tokens``, which are repeated in every choice. Raises ``ApiError`` as
         ``delivered`` does."""
         self._grown(TOKEN_BYTES * prompt_tokens * self._ask.n)
 
     def scored(self, prompt_index: int, scores: TopLogprobs) -> None:
-        """A prompt's. Raises ``ApiError`` as ``delivered`` does."""
+        """Keep a prompt's log-probabilities. Raises ``ApiError`` as ``delivered`` does."""
         self.prompt_scores[prompt_index] = scores
         value_count = len(scores.chosen + scores.top_values) // 4
         self._grown(SCORE_BYTES * value_count * self._ask.n)
@@ -303,7 +305,7 @@ class Collector:
 
 
 def _add_scores(scores: ChatScores | TextScores, event: Deliver) -> None:
-    """Those of the tokens that are shown, or that there are none: they may be lost."""
+    """Add the scores of the tokens that are shown, or note that they were lost."""
     tokens = event.tokens[: len(event.tokens) - event.hidden_count].tolist()
     if event.logprobs is None:
         scores.add_unscored(tokens)
@@ -318,7 +320,7 @@ def _scores_of(one: _Collected, prompt_scores: TextScores | None) -> msgspec.Raw
 
 
 def too_large(bytes_max: int) -> ApiError:
-    """What is told of an answer that no piece of ``bytes_max`` can hold."""
+    """The error for an answer of more than ``bytes_max``."""
     text = (
         f"the answer exceeds {bytes_max} bytes: ask for a stream, or for fewer choices, tokens or "
         "log-probabilities"
@@ -340,8 +342,8 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def sse(data: bytes) -> bytes:
-    """One server-sent event of JSON, in which characters that clients may take for the ends of
-    lines (httpx does) are escaped: they can be in strings alone."""
+    """One server-sent event. Characters that some clients (httpx) take for line ends are escaped;
+    in JSON they can only occur inside strings."""
     for raw, escaped in _LINE_ENDS:
         if raw in data:
             data = data.replace(raw, escaped)

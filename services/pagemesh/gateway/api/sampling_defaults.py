@@ -1,6 +1,5 @@
-"""How tokens are drawn for clients that do not say: as OpenAI does, or as the model's own
-``generation_config.json`` recommends.
-"""
+"""Default sampling parameters: OpenAI's, or those that the model's own ``generation_config.json``
+recommends."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ FILE_NAME = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What holds for a parameter that is left out, or null."""
+    """The values of parameters that are omitted or null."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,7 +30,7 @@ class SamplingDefaults:
 
     @property
     def recommended(self) -> dict[str, float]:
-        """Those that are not OpenAI's, by name."""
+        """Those that differ from OpenAI's, by name."""
         own = dataclasses.asdict(self)
         return {name: value for name, value in own.items() if value != getattr(OPENAI, name)}
 
@@ -43,7 +42,7 @@ OPENAI = SamplingDefaults()
 
 
 class _Recommended(msgspec.Struct):
-    """The fields of the file that clients could send as well; within the same bounds."""
+    """The fields of the file that clients can send as well, within the same bounds."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -53,9 +52,9 @@ class _Recommended(msgspec.Struct):
 
 
 def sampling_defaults(folder: Path, source: GenerationConfig) -> SamplingDefaults:
-    """Those of the model in ``folder``: OpenAI's, but for what its file says when ``source`` is
-    ``auto``. As elsewhere, ``do_sample`` is not looked at. Raises ``ConfigError`` for a file that
-    cannot be read or holds a value that no client may send."""
+    """The defaults for the model in ``folder``: OpenAI's, replaced by what its file says when
+    ``source`` is ``auto``. ``do_sample`` is ignored, as other servers do. Raises ``ConfigError``
+    for a file that cannot be read or holds a value that no client may send."""
     path = folder / FILE_NAME
     if source == "none" or not path.is_file():
         return OPENAI

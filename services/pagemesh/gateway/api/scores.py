@@ -1,7 +1,7 @@
-"""Log-probabilities as OpenAI's JSON, written as they come. Pure.
+"""Log-probabilities as OpenAI's JSON, encoded as they come. Pure.
 
-An answer may hold millions of them. As objects they took two kilobytes a token, and to write
-them all at the end of the answer kept everybody else waiting for seconds.
+An answer may hold millions of them. As objects they took two kilobytes a token, and encoding them
+all at the end of the answer blocked every other request for seconds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Written(NamedTuple):
     name: bytes
     """Its text, a string."""
     raw: bytes
-    """What it stands for."""
+    """The bytes that it stands for."""
     is_special: bool
     opening: bytes
-    """Of its object in a chat: what comes before its log-probability."""
+    """Its object in a chat, up to its log-probability."""
 
     @classmethod
     def of(cls, raw: bytes, *, is_special: bool = False) -> Written:
@@ -43,15 +43,15 @@ class Written(NamedTuple):
 
 
 class Offsets:
-    """Where tokens begin in a text, in characters, as they come. One that ends no character takes
-    no room, the one that ends it takes all of it."""
+    """The character offsets at which successive tokens begin in a text. A token that completes no
+    character takes no room; the one that completes it takes all of it."""
 
     def __init__(self) -> None:
         self._at = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, raws: Sequence[bytes]) -> list[int]:
-        """Of the tokens that come next, which stand for ``raws``."""
+        """The offsets of the next tokens, which stand for ``raws``."""
         found: list[int] = []
         for raw in raws:
             found.append(self._at)
@@ -60,15 +60,15 @@ class Offsets:
 
 
 class Echo:
-    """What a prompt's text has of each of its tokens. It may leave out special ones, and the blank
-    that SentencePiece puts before a first word."""
+    """Which part of an echoed prompt's text each of its tokens stands for. The text may lack
+    special tokens, and the blank that SentencePiece puts before a first word."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, token: Written) -> bytes:
-        """Of the next one."""
+        """The bytes of the next token that are in the text."""
         raw = token.raw
         if token.is_special and not self._text.startswith(raw.decode(errors="replace"), self._at):
             return b""
@@ -79,8 +79,8 @@ class Echo:
 
 
 class ChatScores:
-    """Those of a chat: an object for each token, its alternatives within. ``written`` looks up
-    a token by its id."""
+    """Log-probabilities of a chat: an object for each token, with its alternatives inside.
+    ``written`` looks up a token by its id."""
 
     def __init__(self, written: Callable[[int], Written]) -> None:
         self.size_bytes = 0
@@ -89,7 +89,7 @@ class ChatScores:
         self._rows: list[bytes] = []
 
     def add(self, tokens: Sequence[int], scores: TopLogprobs) -> None:
-        """Those of ``tokens``, which come next; what ``scores`` has beyond them is left out."""
+        """Add the next ``tokens``; what ``scores`` has beyond them is left out."""
         written, width = self._written, scores.width
         ids = np.frombuffer(scores.top_tokens, "<u4").tolist()
         tops = [
@@ -103,14 +103,14 @@ class ChatScores:
             self._rows.append(row)
 
     def add_unscored(self, tokens: Sequence[int]) -> None:
-        """Tokens whose scores were lost are left out: here a score is a number."""
+        """Leave out tokens whose scores were lost: in a chat a score has to be a number."""
 
     def json(self) -> msgspec.Raw:
         return msgspec.Raw(b'{"content":[%b],"refusal":null}' % b",".join(self._rows))
 
 
 class TextScores:
-    """Those of a completion: four lists, whose alternatives go by their text."""
+    """Log-probabilities of a completion: four parallel lists; alternatives go by their text."""
 
     def __init__(
         self,
@@ -119,7 +119,8 @@ class TextScores:
         shows_special: bool = False,
         echo: Echo | None = None,
     ) -> None:
-        """``shows_special``: special tokens are in the text. ``echo``: these are a prompt's."""
+        """``shows_special``: special tokens are in the text. ``echo``: for the tokens of a
+        prompt."""
         self.size_bytes = 0
         self._written = written
         self._shows_special = shows_special
@@ -128,7 +129,7 @@ class TextScores:
         self._values: list[bytes] = []
         self._tops: list[bytes] = []
         self._shown: list[bytes] = []
-        """What the text has of each token."""
+        """The bytes of each token that are in the text."""
 
     def add_unscored(self, tokens: Sequence[int]) -> None:
         """The first token of a prompt, which has no score, or those whose scores were lost."""
@@ -144,13 +145,13 @@ class TextScores:
             span = slice(index * width, index * width + width)
             top: dict[bytes, bytes] = {}
             for other, score in zip(ids[span], values[span], strict=True):
-                top.setdefault(written(other).name, score)  # of equal texts the likelier one
+                top.setdefault(written(other).name, score)  # the likelier one of equal texts
             top.setdefault(written(token).name, value)
             shown = b",".join([b"%b:%b" % pair for pair in top.items()])
             self._add(token, value, b"{%b}" % shown)
 
     def followed_by(self, others: TextScores) -> TextScores:
-        """These, and those of the tokens that come next."""
+        """A copy of these, followed by ``others``: those of the next tokens."""
         both = copy.copy(self)
         both.size_bytes = self.size_bytes + others.size_bytes
         both._names = self._names + others._names
@@ -160,7 +161,7 @@ class TextScores:
         return both
 
     def json(self, offsets: Offsets | None = None) -> msgspec.Raw:
-        """``offsets``: of the tokens before; none are before these where there is none."""
+        """``offsets`` goes on from the tokens before these; None: these are the first."""
         found = (offsets or Offsets()).of(self._shown)
         return msgspec.Raw(
             b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":%b}'
@@ -187,12 +188,12 @@ class TextScores:
 def new_scores(
     written: Callable[[int], Written], *, chat: bool, shows_special: bool
 ) -> ChatScores | TextScores:
-    """Of a choice."""
+    """The collection for one choice, empty."""
     return ChatScores(written) if chat else TextScores(written, shows_special=shows_special)
 
 
 def _numbers(packed: bytes) -> list[bytes]:
-    """Each of packed float32 values in JSON."""
+    """Packed float32 values, each as JSON."""
     if not packed:
         return []
     values = np.frombuffer(packed, "<f4").astype(np.float64)
