@@ -1,1 +1,1 @@
-"""How requests come in: HTTP, the bus, whose they are; what is done off the event loop."""
+"""How requests come in: HTTP and the bus, keys and tenants, and work off the event loop."""

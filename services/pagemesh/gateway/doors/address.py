@@ -1,4 +1,4 @@
-"""Where the HTTP door is: its address is taken early, and listened at when there are answers."""
+"""The HTTP door's address: bound early, but listened on only once requests can be answered."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CONNECTIONS_BACKLOG = 1_024
 
 
 def take_address(host: str, port: int) -> socket.socket:
-    """A socket of the address, where connections are refused until :func:`listen`: who would
-    serve at one that is taken hears so before it loads or joins anything. Raises ``ConfigError``
-    that names the address."""
+    """A socket bound to the address; connections are refused until :func:`listen`. An address that
+    is in use is thus reported before anything is loaded or joined. Raises ``ConfigError`` that
+    names the address."""
     with _named(host, port):
         family, address = address_of(host, port)
         taken = socket.socket(family, socket.SOCK_STREAM)
@@ -33,8 +33,8 @@ def take_address(host: str, port: int) -> socket.socket:
 
 
 def listen(taken: socket.socket) -> None:
-    """Take connections from now on. Raises ``ConfigError`` where another that had the address at
-    the same time was sooner."""
+    """Accept connections from now on. Raises ``ConfigError`` if another process that was bound to
+    the address at the same time listened first."""
     host, port = taken.getsockname()[:2]
     with _named(host, port):
         taken.listen(CONNECTIONS_BACKLOG)

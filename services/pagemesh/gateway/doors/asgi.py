@@ -1,7 +1,7 @@
-"""The HTTP door's plumbing: bodies read in bounds, answers sent, clients watched.
+"""The HTTP door's plumbing: reads bodies within bounds, sends answers, watches for disconnects.
 
-``Guard`` stands before every path: it checks keys, echoes request ids and turns whatever goes
-wrong into OpenAI's error form.
+``Guard`` stands before every path: it checks keys, echoes request ids and turns whatever goes wrong
+into OpenAI's error form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagemesh.runtime.logs import get_logger
 
 BODY_READ_S_MAX = 30.0
 PIECE_BYTES_MAX = 256 << 10
-"""So much of an answer is kept that a client leaves unread, for ``connection.WRITE_S_MAX``."""
+"""The most of an answer that may wait for a client to read it, for ``connection.WRITE_S_MAX``."""
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _HEADERS = "pagemesh.headers"
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Lower-case names; of a repeated header the first counts."""
+    """Headers by lower-case name; of a repeated header the first counts."""
     found: dict[str, str] | None = scope.get(_HEADERS)
     if found is None:
         found = scope[_HEADERS] = {}
@@ -39,7 +39,8 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
     """The whole body. Raises ``ApiError`` 413 above ``bytes_max`` without reading on, 415 when it
-    is compressed, 408 when it does not come, ``ClientLeft``."""
+    is compressed, 408 when it does not arrive in time; ``ClientLeft`` when the client
+    disconnects."""
     headers = headers_of(scope)
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
@@ -93,8 +94,8 @@ async def start(
 
 
 async def write(send: Send, data: bytes, *, more: bool) -> None:
-    """A part of an answer, in pieces. Each waits until the client has taken the one before; where
-    that takes too long the connection ends, and with it the wait."""
+    """Send a part of an answer in pieces, each once the client has read the one before. If that
+    takes too long the connection is cut, which ends the wait."""
     for first in range(0, len(data) or 1, PIECE_BYTES_MAX):
         part, end = data[first : first + PIECE_BYTES_MAX], first + PIECE_BYTES_MAX
         is_more = more or end < len(data)
@@ -145,7 +146,7 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", label.encode())]
             await send(message)
 
-        scope["app"] = self  # has the router raise where it would answer in its own words
+        scope["app"] = self  # makes the router raise, rather than answer in its own words
         try:
             self._admit(scope, headers)
             await self._app(scope, receive, labelled)
@@ -170,7 +171,8 @@ class Guard:
                 await send_error(labelled, ApiError(500, "the gateway failed on this request"))
 
     def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Note the tenant. Raises ``ApiError`` 401; every path but health is closed."""
+        """Check the key and note its tenant. Raises ``ApiError`` 401; only the health paths need no
+        key."""
         if scope["path"] in _OPEN_PATHS:
             return
         tenant = self._tenants.tenant_of(bearer(headers.get("authorization", "")))

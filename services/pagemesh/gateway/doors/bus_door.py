@@ -1,18 +1,18 @@
 """The bus door: the same JSON bodies on NATS subjects, answers to the reply inbox.
 
-A call is answered by one message, or, when it asks for a stream, by one for each chunk and an
-empty last one. Headers say which is which:
+A call is answered by one message, or, when it asks for a stream, by one for each chunk and an empty
+last one. Headers say which is which:
 
     pagemesh-last: true       nothing comes after this message
     pagemesh-sequence: N      messages of this answer, counted from 1
-    pagemesh-error: CODE      the body is OpenAI's error object; so do the service protocol's
-                              nats-service-error and nats-service-error-code (HTTP status)
+    pagemesh-error: CODE      the body is OpenAI's error object; with it come nats-service-error
+                              and nats-service-error-code (HTTP status) of NATS's service protocol
 
-``authorization: Bearer KEY`` is asked for when the gateway has API keys, ``traceparent`` is
-taken up. A caller whose inbox is gone is noticed within about a second of its next chunk.
+``authorization: Bearer KEY`` is required when the gateway has API keys; ``traceparent`` is
+honoured. A caller whose inbox is gone is noticed within about a second of its next chunk.
 
-Gateways of several models at one server share the clients' subjects. One that gets a call for
-another's model hands it on, and a gateway of that model answers the client itself:
+Gateways of several models on one NATS server share the clients' subjects. One that gets a call for
+another's model forwards it, and a gateway of that model answers the client itself:
 
     client --call--> gateway of A --the call, and whom to answer--> gateway of B --answer--> client
                                   <------------------------ taken--
@@ -61,7 +61,7 @@ LAST = "pagemesh-last"
 SEQUENCE = "pagemesh-sequence"
 ERROR = "pagemesh-error"
 ASKED_AT, ANSWER_TO = "pagemesh-asked-at", "pagemesh-answer-to"
-"""Of a call that was handed on: on which subject it came, and its reply inbox."""
+"""Headers of a forwarded call: the subject that it came on, and its reply inbox."""
 CALLS_MAX = 4_096
 _DOOR = "bus"
 _PROBE_MS = 1_000
@@ -80,8 +80,8 @@ _log = get_logger(__name__)
 class _Answer:
     """Messages to one reply inbox, numbered.
 
-    Now and then a message itself asks for a reply, which nobody gives; but when nobody
-    listens any more, the server says so, and the next message raises ``ClientLeft``.
+    About once a second a message asks for a reply. Nobody sends one, but once nobody listens any
+    more the NATS server says so, and the next such message raises ``ClientLeft``.
     """
 
     def __init__(self, bus: Bus, clock: Clock, delivery: Delivery) -> None:
@@ -95,11 +95,11 @@ class _Answer:
 
     @property
     def bytes_max(self) -> int:
-        """Of one message."""
+        """The most that one message can carry."""
         return self._bus.message_bytes_max - _HEADER_BYTES_MAX
 
     async def send(self, data: bytes, *, last: bool = False, error: ApiError | None = None) -> None:
-        """Raises ``ClientLeft``, or ``ApiError`` for what the bus cannot carry, or not now."""
+        """Raises ``ClientLeft``, or ``ApiError`` if the bus cannot carry ``data``, or not now."""
         headers = {SEQUENCE: str(self._sequence + 1)}
         if last:
             headers[LAST] = "true"
@@ -127,7 +127,7 @@ class _Answer:
     async def _send_probing(self, data: bytes, headers: dict[str, str]) -> None:
         """Raises ``Absent`` when the last probe found nobody."""
         if self._probe is not None:
-            # Of a link that was lost meanwhile: whether it is there now, sending tells.
+            # No reply so far, or the link was lost since: if it still is, sending will tell.
             with contextlib.suppress(DeadlineExceeded, Disconnected):
                 await self._probe.receive(timeout_ms=0)
         await self.close()
@@ -180,8 +180,8 @@ class BusDoor:
             await self._bus.unsubscribe(subscription)
 
     def _admit(self, delivery: Delivery) -> None:
-        """Start a call in a task of its own. A message without a reply inbox asks nothing, and
-        none of our own subjects is one: nobody speaks to a service through us."""
+        """Start a call in a task of its own. Messages without a reply inbox are ignored, and so are
+        those with one of the mesh's own subjects: no client may speak to a service through us."""
         if not subjects.may_be_answered(delivery.reply):
             return
         if len(self._calls) >= CALLS_MAX:
@@ -191,7 +191,8 @@ class BusDoor:
         task.add_done_callback(self._calls.discard)
 
     def _admit_handed_on(self, delivery: Delivery) -> None:
-        """Start a call that a gateway of another model got. Raises ``Busy`` or ``Malformed``."""
+        """Start a call that a gateway of another model forwarded. Raises ``Busy`` or
+        ``Malformed``."""
         headers = dict(delivery.headers)
         asked_at, answer_to = headers.pop(ASKED_AT, ""), headers.pop(ANSWER_TO, "")
         if asked_at not in _COMPLETIONS:
@@ -200,7 +201,7 @@ class BusDoor:
         delivery.respond(b"")
 
     def _refuse(self, delivery: Delivery) -> None:
-        """Raises ``Busy``; counted where a completion was asked for."""
+        """Raises ``Busy``, and counts the request if it is a completion."""
         busy = Busy("too many calls at once", retry_after_ms=1_000)
         if delivery.subject == subjects.MODELS:
             raise busy
@@ -261,8 +262,9 @@ class BusDoor:
             await answer.send(b"", last=True)
 
     async def _handed_on(self, delivery: Delivery, model: str) -> bool:
-        """Whether a gateway of ``model``, which is not ours, answers. Raises ``ApiError`` where it
-        cannot take it now. One that says nothing may have taken it."""
+        """Forward the call to a gateway of ``model``, which is not ours; returns whether one
+        answers it. Raises ``ApiError`` if it cannot take it now. If it says nothing it may have
+        taken it: True."""
         data = delivery.data
         headers = {**delivery.headers, ASKED_AT: delivery.subject, ANSWER_TO: delivery.reply}
         subject = subjects.gateways_of(model)
@@ -292,7 +294,7 @@ def _error_headers(error: ApiError) -> dict[str, str]:
 
 
 def _refusal(fault: Fault) -> tuple[bytes, Headers]:
-    """The whole answer to a call that was not even taken."""
+    """The whole answer to a call that was refused on arrival."""
     error = from_fault(fault)
     return error.body(), {SEQUENCE: "1", LAST: "true", **_error_headers(error)}
 

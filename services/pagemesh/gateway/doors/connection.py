@@ -1,10 +1,12 @@
-"""One HTTP connection: uvicorn's, which bounds bodies' buffers and idle time, with bounds on
-what is neither: heads and trailers, which it gathers whole before anybody is asked for a key,
-requests that are sent ahead of the answers to others, of which it would take up any number, and
-answers that nobody reads, which it would keep.
+"""One HTTP connection: uvicorn's, which bounds the buffers of bodies and idle time, with bounds on
+what uvicorn does not limit:
 
-Offers to speak another protocol are declined by going on as if they had not been made. What is no
-HTTP at all is told so in the form of all errors.
+- heads and trailers, which it gathers whole before any key is checked;
+- pipelined requests, of which it takes any number;
+- answers that the client does not read, which it keeps.
+
+Offers to switch to another protocol are ignored. What is not HTTP is refused in the same form as
+any other error.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from pagemesh.gateway.api.api_errors import ApiError
 HEAD_BYTES_MAX = 64 << 10
 HEAD_S_MAX = 30.0
 WRITE_S_MAX = 30.0
-"""How long a client may leave unread what was sent to it at once (``asgi.PIECE_BYTES_MAX``)."""
+"""How long a client may leave one piece of an answer (``asgi.PIECE_BYTES_MAX``) unread."""
 AHEAD_COUNT_MAX = 16
-"""Requests that wait for those before them on their connection; what comes then stays unread."""
+"""Pipelined requests that wait on a connection; what comes after them stays unread."""
 _BITE_BYTES = 4 << 10
-"""What is taken up at once may hold so many more of them."""
+"""Input is parsed in pieces of this size; the requests of one may exceed ``AHEAD_COUNT_MAX``."""
 _GO_ON = b"HTTP/1.1 100 "
-"""How what is no answer yet begins: the client is to send its body."""
+"""How an interim response begins: the client is to send its body."""
 _REFUSAL = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
     b"connection: close\r\n\r\n"
@@ -38,25 +40,25 @@ _REFUSAL = (
 
 
 class Connection(HttpToolsProtocol):
-    """Hangs up on a head that is too long, or too long in coming, and on who does not read. Takes
-    up a few of the requests that are sent ahead, and reads on when these are answered."""
+    """Closes when a head is too long or too slow, or the client does not read. Takes up a few
+    pipelined requests, and reads on as these are answered."""
 
     _gathered_bytes = 0
-    """Received since the last thing that was understood, but for what came together with it."""
+    """Bytes received since the parser last completed something, without those that came with it."""
     _in_body = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    """Runs while the client leaves something unread that the system has no room for."""
+    """Runs while the client leaves output unread that the system's buffers have no room for."""
     _unread = b""
-    """Received, and not looked at: enough requests wait."""
+    """Received and not parsed: enough requests are waiting."""
     _answering: RequestResponseCycle | None = None
-    """The request that runs, or the last that did; ``cycle`` is the last that came."""
+    """The request being answered, or the last that was; ``cycle`` is the last that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.parser = _Parser(self)
         super().connection_made(transport)
         self.flow = _Flow(self)
-        transport.set_write_buffer_limits(high=0)  # we are told of all that is left unread
+        transport.set_write_buffer_limits(high=0)  # so pause_writing runs when anything is left
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,8 +70,8 @@ class Connection(HttpToolsProtocol):
             running.message_event.set()
 
     def pause_writing(self) -> None:
-        """Whoever sends waits, and a close does: both for as long as the client likes, unless the
-        connection is cut off."""
+        """Sending now waits, and so would a close: for as long as the client likes, unless the
+        connection is cut."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
 
@@ -93,14 +95,14 @@ class Connection(HttpToolsProtocol):
         return bool(self._unread)
 
     def on_response_complete(self) -> None:
-        self._flush_head()  # it was a head alone
+        self._flush_head()  # if it had no body
         super().on_response_complete()
         if self.is_behind:
             self.data_received(b"")
-        if self._gathered_bytes:  # during the answer, which they had no time limit in
+        if self._gathered_bytes:  # received during the answer, with no time limit
             self._expect_head()
         if self._in_body and self.cycle.response_complete:
-            self._start_timer()  # answered before its body was there: the rest is dropped
+            self._start_timer()  # answered before its body came: the rest is dropped
 
     def _take(self, data: bytes) -> None:
         self._expect_head()
@@ -117,7 +119,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         self.cycle.transport = _Answer(self.transport)  # type: ignore[assignment]
-        if len(self.pipeline) < AHEAD_COUNT_MAX:  # or nobody would see the client leave
+        if len(self.pipeline) < AHEAD_COUNT_MAX:  # or a disconnect would go unnoticed
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -131,26 +133,26 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         self._stop_timer()
         super().on_message_complete()
-        if self.cycle.response_complete:  # uvicorn counts idle time from the answer's end alone
+        if self.cycle.response_complete:  # uvicorn counts idle time only from the answer's end
             self._expect_head()
 
     @property
     def head_without_offer(self) -> bytes:
-        """The last head, as a client sends it that knows HTTP/1.1 only."""
+        """The last head, as a client that knows only HTTP/1.1 would send it."""
         lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
         lines += [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     @property
     def is_offered(self) -> bool:
-        """What is being parsed is a head with an offer, which HTTP/1.0 does not know. It will come
-        again without."""
+        """Whether the head being parsed offers another protocol, which HTTP/1.0 does not know. It
+        is parsed again without the offer (``_Parser``)."""
         parser = self.parser
         is_known = parser.get_http_version() != "1.0" and parser.get_method() != b"CONNECT"
         return is_known and parser.should_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong, and hang up; in the middle of an answer nothing can be said."""
+        """Say what is wrong, and close; in the middle of an answer, only close."""
         self._flush_head()
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
@@ -164,12 +166,13 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
 
     def _flush_head(self) -> None:
-        """What is written past the running answer comes behind its head."""
+        """Send the running answer's head, before anything is written that bypasses it."""
         if self._answering is not None:
             self._answering.transport.flush()  # type: ignore[attr-defined]
 
     def _expect_head(self) -> None:
-        """From now on, unless a body or an answer is under way: that one has limits of its own."""
+        """Start the time limit for a head, unless a body or an answer is under way: those have
+        their own."""
         running = self._answering
         is_idle = running is None or running.response_complete
         if is_idle and not self._in_body:
@@ -191,7 +194,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Reads on only when what was read is taken up."""
+    """Resumes reading only when everything read so far was parsed."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection.transport)
@@ -203,8 +206,8 @@ class _Flow(FlowControl):
 
 
 class _Answer:
-    """Where a request's answer is written: its head goes out with what comes first behind it. Two
-    writes are two calls of the system, and wake the client twice."""
+    """A request's transport for its answer: sends the head together with the first of the body. Two
+    writes would be two system calls, and wake the client twice."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -235,8 +238,8 @@ class _Answer:
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
-    """``app`` for a client of HTTP/1.0, which takes the marks of chunks for text: an answer whose
-    length is not known before is all that comes until the connection ends."""
+    """``app`` for clients of HTTP/1.0, which do not know chunked encoding: an answer whose length
+    is not known beforehand ends with the connection."""
 
     async def answering(scope: Scope, receive: Receive, send: Send) -> None:
         is_stream = False
@@ -257,8 +260,9 @@ def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
 
 
 class _Parser(httptools.HttpRequestParser):
-    """httptools takes all that follows an offer of another protocol for that protocol's, and with
-    it the body of the request: those of Java's client, which offers HTTP/2, were empty."""
+    """Parses a head that offers another protocol once more without the offer. httptools takes all
+    that follows the offer, with the request's body, for the other protocol: bodies from Java's
+    client, which offers HTTP/2, were empty."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)

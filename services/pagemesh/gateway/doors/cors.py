@@ -1,8 +1,8 @@
-"""Pages of other origins, as far as their origins are allowed.
+"""Cross-origin requests (CORS): web pages of other origins, if their origins are allowed.
 
-A browser asks before a page's own request (a preflight, which carries no key) and shows the
-answer to the page only if its headers allow that: so this stands around the guard, and errors
-have those headers too.
+Before a page's own request a browser sends a preflight, which carries no key, and it shows the
+answer to the page only if the answer's headers allow that. So this stands around the guard, and
+errors carry those headers too.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pagemesh.runtime.origins import ANY_ORIGIN
 
 METHODS = ("GET", "POST")
 SHOWN_HEADERS = ("X-Request-Id", "Retry-After", "Idempotent-Replayed")
-"""Of answers: what a page may read beside the few headers that every page may."""
+"""Headers of answers that a page may read, besides the few that every page may."""
 
 
 def for_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """``app`` for pages of ``origins`` (``parse_origins``) too; without any, ``app`` itself.
 
-    Pages may send any header, since SDKs add their own, but no cookies, which mean nothing here.
-    Where a browser asks whether a page of the internet may look into our network, it may if
-    somebody named its origin.
+    Pages may send any header, since SDKs add their own, but no cookies, which mean nothing here. A
+    browser that asks whether a page may reach into a private network is told yes only if the
+    origins are listed by name.
     """
     if not origins:
         return app

@@ -1,4 +1,4 @@
-"""How a door ends: what it took may finish; whoever waits when the time is over is told so."""
+"""How a door closes: running calls may finish; clients still waiting at the end are told so."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Collection
 from pagemesh.gateway.actor import GatewayActor
 
 TOLD_S_MAX = 0.5
-"""For the last words to clients once the time is over."""
+"""For the last messages to clients once the time is up."""
 
 
 @contextlib.asynccontextmanager
 async def finished(
     gateway: GatewayActor, tasks: Collection[asyncio.Task[None]]
 ) -> AsyncIterator[None]:
-    """At the end of the context wait for ``tasks``, those that are there then. Where the context or
-    the wait is cancelled, nobody will do so a second time: all calls of the gateway are cut off."""
+    """At the end of the context, wait for the ``tasks`` that exist then. If the context or the wait
+    is cancelled, cut off all calls of the gateway at once: nobody cancels a second time."""
     try:
         yield
         await _end_of(tasks)
@@ -26,7 +26,7 @@ async def finished(
         await _end_of(tasks, TOLD_S_MAX)
         for task in tuple(tasks):
             task.cancel()
-        await _end_of(tasks, TOLD_S_MAX)  # a call that is no request yet says its last words now
+        await _end_of(tasks, TOLD_S_MAX)  # calls that are no requests yet send their last message
         raise
 
 

@@ -1,6 +1,6 @@
-"""What both doors share: from a parsed call to its answer, whole or in chunks.
+"""What both doors share: from the body of a call to its answer, whole or in chunks.
 
-parse, tokenise (each on a thread when large) -> fit to the model -> one life a prompt
+parse, tokenise (each on a thread when large) -> fit to the model -> one life per prompt
   -> events, rendered as they come -> spans and metrics at the end
 """
 
@@ -51,7 +51,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that asks for something, of some model."""
+    """A parsed body, whatever model it names."""
 
     ask: Ask
     arrival_us: int
@@ -60,15 +60,15 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Understood(Parsed):
-    """A body that made sense by itself."""
+    """A parsed body for the model that is served, with its prompts tokenised."""
 
     prompts: list[U32]
     salt: bytes
 
 
 class Front:
-    """Answers calls. ``model`` is what clients call the one model that is served, ``defaults`` how
-    tokens are drawn for those that do not say."""
+    """Answers calls. ``model`` is the name by which clients ask for the one model that is served;
+    ``defaults`` are the sampling parameters of requests that give none."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class Front:
 
     @contextlib.contextmanager
     def entered(self, tenant: str) -> Iterator[None]:
-        """A call of ``tenant`` is here: from before its body is read, since bodies take room long
-        before they are requests, until it was answered. Raises ``ApiError`` when there are too
-        many, or too many of the tenant's."""
+        """Count a call of ``tenant``: from before its body is read, since bodies take memory long
+        before they are requests, until it was answered. Raises ``ApiError`` when there are too many
+        calls, in total or of the tenant."""
         requests_max = self.tenants.limits_of(tenant).requests_max
         if requests_max and self._calls_of[tenant] >= requests_max:
             text = f"your limit of {requests_max} open requests is reached: wait for one to end"
@@ -119,7 +119,7 @@ class Front:
 
     @contextlib.contextmanager
     def asked(self, tenant: str, door: str, *, chat: bool) -> Iterator[None]:
-        """``entered`` for a completion, which counts as one even if it is refused."""
+        """``entered`` for a completion, which is counted as a request even if it is refused."""
         with contextlib.ExitStack() as stack:
             with ends_counted(door, chat=chat):
                 stack.enter_context(self.entered(tenant))
@@ -144,7 +144,7 @@ class Front:
         with ends_counted(caller.door, chat=ask.chat):
             self.check_model(ask.model)
             size = 0 if ask.is_packed else parsed.body_bytes
-            # Who shares pages shares these ids too.
+            # Whoever shares cached pages also shares remembered token ids.
             salt = self.tenants.salt(caller.tenant, ask.cache_salt)
             prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
         return Understood(ask, parsed.arrival_us, parsed.body_bytes, prompts, salt)
@@ -158,8 +158,8 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def call(self, understood: Understood, caller: Caller) -> AsyncIterator[Call]:
-        """A call in progress; whatever of it is unfinished at the end of the context is
-        cancelled. Raises ``ApiError``."""
+        """A call in progress; what is unfinished at the end of the context is cancelled. Raises
+        ``ApiError``."""
         ask = understood.ask
         context = trace.accept(caller.headers, ratio=self._trace_ratio)
         facts = CallFacts(ask, caller.door, context, understood.arrival_us)
@@ -171,7 +171,7 @@ class Front:
                 works = await self._works(understood, limits)
                 outbox = Outbox()
                 lives += self._lives(understood, works, caller, outbox, context)
-                self._begin(lives)  # sent before we make what only answers need
+                self._begin(lives)  # submitted before we make what only the answer needs
                 renderer = Renderer(
                     ask,
                     self.tokens,
@@ -208,8 +208,8 @@ class Front:
         )  # fmt: skip
 
     def cache_roots(self, tenant: str, cache_salt: str) -> list[str]:
-        """Under which roots the mesh caches what ``tenant`` sends, in hexadecimal: one for each
-        model that workers serve now."""
+        """The roots, in hexadecimal, under which the mesh caches what ``tenant`` sends: one for
+        each model that workers serve now."""
         there = self.gateway.presence.directory
         workers = (*there.of_role("prefill"), *there.of_role("decode"))
         salt = self.tenants.salt(tenant, cache_salt)
@@ -330,8 +330,8 @@ class Call:
         )
 
     async def chunks(self) -> AsyncIterator[list[bytes]]:
-        """The answer as JSON chunks, those that are there together in one list. Raises
-        ``ApiError`` instead of the rest; nothing was yielded then if nothing was delivered."""
+        """The answer as JSON chunks, those available together in one list. Raises ``ApiError`` in
+        place of the rest; if nothing was delivered by then, nothing was yielded."""
         opening = self._renderer.opening(self._prompts)
         while self._open_count:
             out: list[bytes] = []
@@ -353,7 +353,7 @@ class Call:
             yield [self._renderer.usage_chunk(self.usage)]
 
     async def _echo(self, prompt_index: int, event: object) -> list[bytes]:
-        """The chunks of a prompt, once something of its answer is there."""
+        """The chunks that echo a prompt, at the first event of its answer."""
         if prompt_index in self._echoed or isinstance(event, ev.Ended):
             return []
         self._echoed.add(prompt_index)

@@ -113,8 +113,8 @@ class _Completions:
             self._store.finish(caller.tenant, key, answer)
 
     async def _stream(self, call: Call, send: Send) -> None:
-        """Server-sent events. The status goes out with the first of them, so that what fails
-        before is a plain error; what fails later is an error event and the end."""
+        """Server-sent events. The status goes out with the first of them, so an earlier failure is
+        a plain error response; a later one is an error event, and the end of the stream."""
         started = False
         try:
             async for chunks in call.chunks():
@@ -132,7 +132,7 @@ class _Completions:
 
 class _Texts:
     """``/tokenize`` or ``/detokenize``, whose bodies and answers may be as long as those of
-    completions. ``answer`` makes one of a body and the tenant that sent it."""
+    completions. ``answer`` makes the answer from a body and the tenant that sent it."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class HttpDoor:
         router = Router(routes, redirect_slashes=False, default=_nothing_here)
 
         async def routed(scope: Scope, receive: Receive, send: Send) -> None:
-            """What is asked all the time is not searched for."""
+            """Completions, by far the most frequent, skip the router's search."""
             app = asked.get(scope["path"]) if scope["method"] == "POST" else None
             await (app or router)(scope, receive, send)
 
@@ -227,7 +227,7 @@ class HttpDoor:
         return await off_loop(len(body), lambda: msgspec.json.encode(told))
 
     def _tokens_of(self, body: bytes) -> tuple[list[int], str]:
-        """Token ids, and the salt of the requests that have them."""
+        """Token ids, and the cache salt that was given with them."""
         front = self._front
         form = parse_tokenize(body)
         front.check_model(form.model if form.model is not None else front.model)
@@ -262,9 +262,9 @@ class HttpDoor:
 
     @contextlib.asynccontextmanager
     async def serve(self, taken: socket.socket | None = None) -> AsyncIterator[str]:
-        """Listen for as long as the context lasts, at the address that was ``taken`` or else at
-        the configured one; gives the URL. At the end nothing new is taken and what is running may
-        finish. Raises ``ConfigError`` for a taken port."""
+        """Listen for as long as the context lasts, on the socket ``taken`` or else at the
+        configured address; gives the URL. At the end no new connection is accepted, and running
+        requests may finish. Raises ``ConfigError`` for a port that is in use."""
         listener = taken or take_address(self._config.http_host, self._config.http_port)
         try:
             listen(listener)
@@ -296,7 +296,7 @@ class HttpDoor:
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens. Signals are the service's business, not the server's."""
+    """Sets ``listening`` when it listens. Signals are the service's business, not the server's."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -304,12 +304,13 @@ class _Server(uvicorn.Server):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Take no connections any more; ``serve`` returns when those there are have ended."""
+        """Accept no more connections; ``serve`` returns when the open ones have ended."""
         self.should_exit = True
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        """Once a second, for the ``Date`` of answers; uvicorn's own wakes ten times as often."""
+        """Wakes once a second, for the ``Date`` of answers; uvicorn's own loop wakes ten times as
+        often."""
         files, loop = ScarceFiles(), asyncio.get_running_loop()
         while not self.should_exit:
             await self.on_tick(0)
@@ -323,8 +324,8 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
     async def _wait_tasks_to_complete(self) -> None:
-        """uvicorn tells the connections that are there when it begins to stop; one that was being
-        accepted then is there only now, and would stay for as long as its client does."""
+        """uvicorn shuts down the connections that exist when it begins to stop. One that was being
+        accepted at that moment appears only now, and would stay for as long as its client does."""
         while self.server_state.connections:
             for connection in tuple(self.server_state.connections):
                 connection.shutdown()

@@ -4,9 +4,10 @@
                         |
                         +--abandon--> (new)
 
-A second call with a key that is running is told so (409; SDKs ask again by themselves); one
-that is done gets the same answer again, and nothing is generated twice. An answer that is streamed
-or large is not kept: its key stays used. Where there are too many, whoever has most loses first.
+A second call with the key of a running one gets 409 (SDKs retry by themselves). With the key of one
+that is done it gets the same answer again, and nothing is generated twice. A streamed or large
+answer is not kept, but its key stays used. When there are too many, the tenant with the most loses
+its oldest first.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class IdempotencyStore:
         """By tenant, of finished entries."""
 
     def begin(self, tenant: str, key: str, body_digest: bytes, now_ms: int) -> bytes | None:
-        """The answer that was given already, or None: go ahead, then ``finish`` or
-        ``abandon``. Raises ``ApiError`` when the key is running or was used otherwise."""
+        """The answer that was given already, or None: go ahead, then ``finish`` or ``abandon``.
+        Raises ``ApiError`` when the key is in use, was used for something else or is malformed."""
         if not key or len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
             raise ApiError(400, "the idempotency key is empty, too long or unprintable", HEADER)
         self._expire(now_ms)
@@ -73,7 +74,7 @@ class IdempotencyStore:
         return entry.answer
 
     def finish(self, tenant: str, key: str, answer: bytes | None) -> None:
-        """The call was answered; None: as a stream."""
+        """The call was answered; None if as a stream."""
         entry = self._entries.get((tenant, key))
         if entry is None:
             return
@@ -108,7 +109,8 @@ class IdempotencyStore:
                 self._drop(name)
 
     def _drop_one(self, weights: Counter[str]) -> bool:
-        """Forget the oldest finished entry of the tenant that weighs most; False: there is none."""
+        """Forget the oldest finished entry of the tenant with the largest weight; False: there is
+        none."""
         if not weights:
             return False
         heaviest = max(weights, key=weights.__getitem__)

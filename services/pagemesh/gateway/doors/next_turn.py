@@ -1,8 +1,8 @@
-"""What a talk's next turn will begin with, tokenised while nobody waits for it.
+"""Tokenises answers for a conversation's next turn, while nobody waits for it.
 
-Clients send all that was said so far, so that an answer comes back as part of the next prompt. When
-it has been given its tokens are remembered (``words.token_memory``), and of the next turn only what
-the user writes is new.
+Clients send the whole conversation each time, so an answer comes back as part of the next prompt.
+Once it has been given, its tokens are remembered (``words.token_memory``), and of the next turn
+only what the user writes is new.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.logs import get_logger
 
 BODY_BYTES_MAX = 64 << 10
-"""A longer talk would hold the interpreter while it is rendered once more."""
+"""Rendering a longer conversation once more would hold the interpreter lock for too long."""
 ANSWER_CHARACTERS_MAX = 64 << 10
 WAITING_MAX = 64
-"""Answers that wait to be tokenised; with more there is no time for it."""
+"""Answers that wait to be tokenised; any more are skipped."""
 _log = get_logger(__name__)
 
 
 class NextTurn:
-    """Of one call: of use for chats with one answer."""
+    """Gathers the answer of one call; of use only for short chats with one answer."""
 
     def __init__(self, ask: Ask, body_bytes: int) -> None:
         self._talk: ChatPrompt | None = None
@@ -38,7 +38,7 @@ class NextTurn:
                 self._talk = talk
 
     def said(self, text: str) -> None:
-        """``text`` of the answer was given."""
+        """``text``, a part of the answer, was given."""
         if self._talk is None:
             return
         self._parts.append(text)
@@ -48,12 +48,12 @@ class NextTurn:
             self._parts.clear()
 
     def talk(self) -> tuple[ChatPrompt, str] | None:
-        """What was asked and what was answered, if it may come back."""
+        """The prompt and its answer, if they may come back."""
         return (self._talk, "".join(self._parts)) if self._talk and self._characters else None
 
 
 class NextTurns:
-    """Tokenises answers, on a thread. ``close`` it."""
+    """Tokenises answers on a thread of its own. ``close`` it."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -61,14 +61,15 @@ class NextTurns:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="next-turn")
 
     def expect(self, turn: NextTurn, owner: bytes) -> None:
-        """An answer was given. ``owner``: see ``Tokens.encode``."""
+        """An answer was given: tokenise it soon, if there is room. ``owner``: see
+        ``Tokens.encode``."""
         talk = turn.talk()
         if talk is not None and self._room.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # closed: the gateway is going down
                 self._thread.submit(self._prepare, *talk, owner)
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Drop the answers that still wait."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, talk: ChatPrompt, answer: str, owner: bytes) -> None:
@@ -81,6 +82,6 @@ class NextTurns:
             )
             self._tokens.remember(text, owner=owner, characters_max=ANSWER_CHARACTERS_MAX)
         except TemplateRefused:
-            return  # as will be the next turn
+            return  # the next turn will be refused too
         except Exception as error:
             _log.error("gateway.next_turn_crashed", error=error)

@@ -1,6 +1,7 @@
-"""Says when connections are about to be reset because the gateway may open no more files.
+"""Warns when connections are about to be reset because the gateway may open no more files.
 
-The loop accepts what is too much and closes it at once, health probes among it, and tells nobody.
+Beyond the limit the event loop accepts connections and closes them at once, those of health probes
+too, without a word.
 """
 
 from __future__ import annotations

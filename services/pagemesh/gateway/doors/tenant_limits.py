@@ -1,7 +1,7 @@
-"""What a tenant may take: pages, requests at once, and for how long it is cached. Pure.
+"""The limits of a tenant: pages, requests at once, and how long its pages stay cached. Pure.
 
-``PAGEMESH_TENANT_LIMITS`` lists tenants with commas, limits with spaces; ``*`` is everybody
-who is not named:
+``PAGEMESH_TENANT_LIMITS`` separates tenants by commas and a tenant's limits by spaces; ``*`` is
+everybody who is not named:
 
     alice:pages=25% cache_ttl_s=600, *:pages=40% requests=32
 """
@@ -23,7 +23,7 @@ _DIGITS_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """0 is no limit. ``cache_ttl_s``: the longest that a request may have its cache kept."""
+    """0 is no limit. ``cache_ttl_s``: the longest time to live that a request's pages may have."""
 
     pool_share: float = 0.0
     pages_max: int = 0
@@ -33,8 +33,8 @@ class TenantLimits:
     cache_ttl_s: int = 0
 
     def terms(self, tenant: str, wanted_ttl_s: int) -> CacheTerms:
-        """What the pager is told with a request of ``tenant``, which wants its cache to go
-        ``wanted_ttl_s`` seconds after its last use (0: never)."""
+        """The terms that the pager gets with a request of ``tenant``, which wants its pages to live
+        for ``wanted_ttl_s`` seconds after their last use (0: for good)."""
         wished = [ttl_s for ttl_s in (wanted_ttl_s, self.cache_ttl_s) if ttl_s]
         return CacheTerms(
             tenant=tenant,

@@ -1,6 +1,6 @@
-"""Who asks: API keys, tenants and their salts.
+"""API keys, tenants and their salts.
 
-A tenant's salt decides which cached pages its prompts may share. It is made from the server's
+A tenant's salt decides which cached pages its prompts may share. It is derived from the server's
 secret, so that nobody can compute another tenant's; a client's own ``cache_salt`` narrows it
 further and can never widen it.
 """
@@ -25,7 +25,7 @@ from pagemesh.wire.identity import canonical
 KEY_CHARACTERS_MIN = 16
 KEYS_MAX = 10_000
 SALTS_MAX = 1_024
-"""Remembered: the hash takes longer to look up in its library than to compute."""
+"""Salts that are remembered: looking up the hash in its library takes longer than computing it."""
 ANYBODY = "anybody"
 """The one tenant of a gateway that asks for no key."""
 
@@ -37,9 +37,9 @@ class _Key:
 
 
 class Tenants:
-    """Parses ``name:key,name:key`` (a bare key is its own tenant). Raises ``ConfigError``
-    for a key that is empty, short or given twice; without any key everybody may ask.
-    ``limits``: see ``tenant_limits``."""
+    """Parses ``name:key,name:key`` (a bare key is its own tenant). Raises ``ConfigError`` for a key
+    that is empty, short or given twice. Without any key, everybody may ask. ``limits``: see
+    ``tenant_limits``."""
 
     def __init__(self, keys: str, secret: bytes, limits: str = "") -> None:
         self._limits = parse_limits(limits)
@@ -68,7 +68,7 @@ class Tenants:
         return found
 
     def limits_of(self, tenant: str) -> TenantLimits:
-        """What ``tenant`` may take."""
+        """The limits of ``tenant``: its own, or those of everybody else."""
         return self._limits.get(tenant) or self._limits.get(EVERYBODY_ELSE) or NO_LIMITS
 
     @property
@@ -77,8 +77,8 @@ class Tenants:
 
     @property
     def without_a_share(self) -> list[str]:
-        """Tenants for whose cache the shares of the others leave no room in the pool. Where quotas
-        are page counts, only the pager knows what they leave."""
+        """Tenants to whose cache the shares of the others leave no room in the pool. Quotas in
+        pages do not count here: only the pager knows what they leave."""
         shares = {name: one.pool_share for name, one in self._limits.items()}
         shares.pop(EVERYBODY_ELSE, None)
         if round(sum(shares.values()), 6) < 1.0:
@@ -88,8 +88,8 @@ class Tenants:
 
     @property
     def limited_nobody(self) -> list[str]:
-        """Tenants that have limits and no key, and so are nobody; where there are no keys at all
-        everybody is ``ANYBODY``."""
+        """Tenants that have limits but no key, so that their limits apply to nobody. Without any
+        keys, the only tenant is ``ANYBODY``."""
         return sorted(self._limits.keys() - self._names - {EVERYBODY_ELSE})
 
     def salt(self, tenant: str, cache_salt: str) -> bytes:
