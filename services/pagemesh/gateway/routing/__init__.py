@@ -1,1 +1,1 @@
-"""Which workers take a request. Pure."""
+"""The choice of workers for a request. Pure."""

@@ -1,8 +1,8 @@
-"""How much of a prompt is cached where, and the keys of prefixes that are, so that a long one
-which comes again is not hashed again page by page.
+"""Finds out how much of a prompt is cached where, and remembers the keys of cached prefixes, so
+that a long prompt that comes again is not hashed again page by page.
 
-Keys are kept for blocks of pages that some host held whole, by the key before the block and the
-tokens in it: prompts that share a prefix share its blocks.
+Keys are remembered for blocks of pages that some host had cached whole. A block is looked up by the
+key before it and the tokens in it, so prompts that share a prefix share its blocks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pagemesh.wire.tokens import U32
 
 BLOCK_PAGES = 16
 TOKEN_COUNT_MAX = 1 << 20
-"""About ten megabytes with pages of 16 tokens, and less with larger ones."""
+"""Tokens remembered: about ten megabytes with pages of 16 tokens, and less with larger ones."""
 _Block = tuple[bytes, int, bytes]
-"""Root, the key before it (0: none), and its tokens."""
+"""Root, the key before the block (0: none), and the block's tokens as uint32 bytes."""
 
 
 class KeyMemory:
@@ -33,8 +33,8 @@ class KeyMemory:
     def cached_pages(
         self, root: bytes, tokens: U32, page_size: int, hosts: Mapping[str, PageIndex]
     ) -> dict[str, int]:
-        """By host: how many pages of ``tokens`` are cached in a row from their start, so far as
-        its index knows. A key is made only while some host may have it."""
+        """By host: how many pages of ``tokens``, in a row from their start, are cached as far as
+        its index knows. Keys are computed only while some host may have them."""
         found = dict.fromkeys(hosts, 0)
         holding = {name: index for name, index in hosts.items() if len(index)}
         block_tokens, parent = BLOCK_PAGES * page_size, 0

@@ -2,10 +2,10 @@
 
     BLANK -> LOADING -> FRESH        a snapshot was asked for; its last part came
                ^          |
-               +----------+          a gap in the events, or another life of the pager
+               +----------+          a gap in the events, or a new epoch of the pager
 
-A hint, never a promise: a wrong entry costs time and nothing else. So it may forget (it is
-bounded in bytes) and may be applied out of order. Pure.
+A hint, never a promise: a wrong entry costs time and nothing else. So the index may forget keys (it
+is bounded in bytes) and may apply events out of order. Pure.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ class IndexState(enum.Enum):
 
 
 class PageIndex:
-    """The keys of one host, at most ``keys_max``. Beyond them the newest are not kept: what many
-    share was stored long ago, and what is cached no more makes room by itself."""
+    """The keys of one host, at most ``keys_max``. When it is full, new keys are not kept: prefixes
+    that many prompts share were stored long ago, and keys that leave the cache make room by
+    themselves."""
 
     def __init__(self, *, keys_max: int) -> None:
         self.state = IndexState.BLANK
         self._keys_max = keys_max
         self._keys: dict[int, int] = {}
-        """Each with the load that last said it: what a later listing lacks went unnoticed."""
+        """Each with the number of the load that last reported it. A key that a later snapshot lacks
+        has left the cache unnoticed."""
         self._load_number = 0
         self._removed: set[int] = set()
         self._listed_count = 0
-        """Keys of the listing that were had so far."""
+        """Keys of the current snapshot that were received so far."""
         self._epoch = 0
         self._sequence = 0
 
@@ -47,7 +49,7 @@ class PageIndex:
         return len(self._keys)
 
     def announced(self, epoch: int, sequence: int) -> bool:
-        """What the pager says its last event was. True when a snapshot must be asked for."""
+        """The pager announced its last event. True when a snapshot must be asked for."""
         known = self.state is not IndexState.BLANK and self._epoch == epoch
         if known and sequence <= self._sequence:
             return False
@@ -74,8 +76,8 @@ class PageIndex:
         return gap
 
     def snapshot(self, message: PagesSnapshot) -> int:
-        """Apply a part of a listing; returns the index the next part starts at, 0 when this
-        was the last one, or of another life of the pager than what was had of it before."""
+        """Apply a part of a snapshot; returns the index at which the next part starts. 0: this was
+        the last part, or it does not continue the ones before (another epoch of the pager)."""
         if self.state is not IndexState.LOADING:
             return 0
         if (message.epoch, message.first) != (self._epoch, self._listed_count):
@@ -94,7 +96,7 @@ class PageIndex:
         return 0
 
     def unload(self) -> None:
-        """The snapshot could not be had: the next announcement asks again."""
+        """The snapshot failed: the next announcement asks for another."""
         self.state = IndexState.BLANK
         self._removed.clear()
 
@@ -121,7 +123,7 @@ class PageIndex:
         if epoch != self._epoch:
             self._keys.clear()
             self._listed_count = 0
-        if self.state is not IndexState.LOADING:  # a listing on its way stays good enough
+        if self.state is not IndexState.LOADING:  # a snapshot that is on its way is good enough
             self._load_number += 1
             self._listed_count = 0
         self._removed.clear()

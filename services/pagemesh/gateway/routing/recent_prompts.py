@@ -1,8 +1,8 @@
-"""Prompts that were answered lately, by host: what they begin with is cached there, be it that the
-pager has not told so yet, which it does some times a second. What comes at once and begins alike,
-the next turn of a talk above all, had better go there too.
+"""Prompts that were answered lately, by host. What they begin with is cached there, even if the
+pager, which reports several times a second, has not said so yet. A prompt that follows at once and
+begins alike, such as the next turn of a conversation, should go there too.
 
-A hint, as the index of pages is: a wrong one costs time. Pure.
+A hint, like the page index: a wrong one costs time. Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pagemesh.wire.tokens import U32
 PROMPTS_MAX = 256
 TOKEN_COUNT_MAX = 1 << 20
 COMPARED_MAX = 8
-"""Of those that begin alike so many are looked at, the latest."""
+"""Of the prompts that begin alike, how many are compared, the latest first."""
 _EVENTS = 2
-"""The first may have been on its way before the pages were cached."""
+"""After so many events of the pager a prompt is forgotten. The first event may have been on its way
+before the prompt's pages were cached."""
 _HEAD_TOKENS = 16
 
 
@@ -35,8 +36,9 @@ class _Prompt:
 
 
 class RecentPrompts:
-    """At most ``PROMPTS_MAX``, of ``TOKEN_COUNT_MAX`` tokens together; none that the pager of its
-    host has told something after, twice: what of it is cached is known by then."""
+    """At most ``PROMPTS_MAX`` prompts, of ``TOKEN_COUNT_MAX`` tokens together. A prompt is
+    forgotten after the second event of its host's pager: by then the page index knows what of it is
+    cached."""
 
     def __init__(self) -> None:
         self._prompts: list[_Prompt] = []
@@ -57,15 +59,15 @@ class RecentPrompts:
             self._forget(self._prompts[0])
 
     def told(self, host: str) -> None:
-        """The pager of ``host`` told what is cached."""
+        """The pager of ``host`` sent an event."""
         for prompt in [prompt for prompt in self._prompts if prompt.host == host]:
             prompt.event_count += 1
             if prompt.event_count == _EVENTS:
                 self._forget(prompt)
 
     def shared_tokens(self, root: bytes, tokens: U32, avoid: Collection[Worker]) -> dict[str, int]:
-        """By host: how many first ones of ``tokens`` some prompt had that was answered there, but
-        by a worker to ``avoid``."""
+        """By host: how many leading ``tokens`` are those of a prompt that was answered there,
+        unless by a worker in ``avoid``."""
         found: dict[str, int] = {}
         for prompt in self._alike.get(_start(root, tokens), ())[: -COMPARED_MAX - 1 : -1]:
             if prompt.worker not in avoid:

@@ -5,7 +5,7 @@
       |                                    +-- window over, or a good-bye --> not expected
       +--starting (loads, or has no pager)--> expected for as long as it says so
 
-A worker that died is started again by whoever watches it, mostly within seconds; one that said
+A worker that died is restarted by whatever supervises it, mostly within seconds; one that said
 good-bye was meant to go.
 """
 
@@ -25,7 +25,7 @@ class Returning:
         self._missing_since_ms: dict[str, int] = {}
 
     def changed(self, change: Change, now_ms: int) -> None:
-        """Presence told of a worker."""
+        """Presence reported a change of a worker."""
         announce = change.announce
         name = announce.name
         self._starting.discard(name)
@@ -37,12 +37,13 @@ class Returning:
             self._starting.add(name)
 
     def of_others(self, name: str) -> None:
-        """Presence told of a worker that serves another model: nobody here waits for it."""
+        """Presence reported a worker that serves another model: no request here waits for it."""
         self._starting.discard(name)
         self._missing_since_ms.pop(name, None)
 
     def vanished(self, name: str, now_ms: int) -> None:
-        """Nobody listens on the subject of ``name``. One that starts is expected already."""
+        """Worker ``name`` went silent, was replaced or does not listen on its subject. One that is
+        starting is expected already."""
         if name in self._starting:
             return
         self._forget_old(now_ms)

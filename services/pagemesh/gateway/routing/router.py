@@ -1,13 +1,12 @@
-"""Which workers take a request: predicted prefix overlap, queued work, free pages.
+"""Chooses the workers for a request: predicted prefix overlap, queued work, free pages.
 
-Everything here is a hint that is a little old. A wrong choice costs time; whether pages are
-there is the pager's business. Pure: fed with announcements and page events, asked for a
-``Route``.
+All information here is a hint that is a little old. A wrong choice costs time; whether pages are
+there is the pager's business. Pure: fed with announcements and page events, asked for a ``Route``.
 
-Both workers of a route live on one host, where a handover moves no page. A short uncached
-suffix goes straight to a decode worker, and so does a prompt where that shares its cores with the
-prefill workers and has company already, or the suffix is of middling length (ADR 0025); when one
-role is missing, or is to be avoided, the other does all.
+Both workers of a route run on one host, where a handover moves no page. A prompt with a short
+uncached suffix goes straight to a decode worker. So does one whose decode worker shares its cores
+with the prefill workers, if that already has other sequences or the suffix is of medium length (ADR
+0025). When one role is missing, or is to be avoided, the other does all.
 """
 
 from __future__ import annotations
@@ -25,29 +24,30 @@ from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds
 
 _KEYED_PAGES_MAX = 4_096
-"""Pages of a prompt that are looked up; more would hold the event loop for milliseconds."""
+"""Pages of a prompt that are looked up; more would block the event loop for milliseconds."""
 _AVOIDED = 1e12
 _RUNNING_COST_TOKENS = 32
-"""What a running sequence slows a newcomer by, in prompt tokens: a rough exchange rate."""
+"""How much a running sequence slows a new one down, in prompt tokens: a rough exchange rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLimits:
     short_suffix_tokens: int = 64
-    """A prompt with at most so many uncached tokens goes straight to decode."""
+    """A prompt with at most this many uncached tokens goes straight to decode."""
     short_shared_tokens: int = 256
-    """The same, where prefill and decode share their cores."""
+    """The same, where prefill and decode workers share their cores."""
     always_prefill: bool = False
-    """Other prompts go to a prefill worker, even if it shares its cores with the decode worker."""
+    """Prompts above ``short_suffix_tokens`` always go to a prefill worker, even if it shares its
+    cores with the decode worker."""
     index_bytes_max: int = 64 << 20
-    """For each host."""
+    """Of each host's page index."""
     workers_max: int = 4_096
     retry_after_ms: int = 1_000
 
 
 @dataclass(slots=True)
 class _Known:
-    """A worker as last announced, what we sent it since, and what of it is still open."""
+    """A worker as last announced, the work sent to it since, and our sequences open there."""
 
     worker: Worker
     role: str
@@ -56,18 +56,18 @@ class _Known:
     load: Load
     ready: bool
     drains: bool
-    """It takes nothing new any more, and will go."""
+    """It takes no new work, and will leave."""
     cores: int
-    """A bit for each core that its steps take turns on."""
+    """One bit for each core on which its steps take turns with other workers'."""
     needs: PageNeeds | None
     open_count: int
-    """Sequences of ours that end there."""
+    """Our open sequences that it decodes, or will decode."""
     foreign_count: int
-    """Those of other gateways, when it announced itself."""
+    """Sequences of other gateways, as of its last announcement."""
     sent_tokens: int = 0
     sent_count: int = 0
     absent: bool = False
-    """Nobody listens there, as was found out since."""
+    """A call since that announcement found nobody listening."""
 
     @property
     def has_company(self) -> bool:
@@ -75,7 +75,8 @@ class _Known:
 
     @property
     def is_full(self) -> bool:
-        """It will most likely refuse what comes: others' pages should not be taken for that."""
+        """Whether it will most likely refuse more: no pages should be taken from others for
+        that."""
         load = self.load
         count = load.running_count + load.waiting_count + self.sent_count
         return count > load.sequence_count_max > 0
@@ -97,7 +98,7 @@ class _Host:
 
 @dataclass(slots=True)
 class Router:
-    """Raises nothing on any announcement: what it cannot use it ignores."""
+    """Raises nothing on any announcement; those that it cannot use are ignored."""
 
     secret: bytes = field(repr=False)
     limits: RouterLimits = RouterLimits()
@@ -153,7 +154,8 @@ class Router:
                 del self._hosts[name]
 
     def absent(self, who: Worker) -> bool:
-        """Nobody listens there: not ready until it announces itself again. True if that is news."""
+        """Nobody listens on its subject: not ready until it announces itself. True if that is
+        news."""
         known = self._workers.get(who.name)
         if known is None or known.worker != who or known.absent:
             return False
@@ -166,14 +168,15 @@ class Router:
         return self._host(message.host).index.changed(message)
 
     def pages_snapshot(self, message: PagesSnapshot) -> int:
-        """Apply part of a snapshot; where the next part starts, 0: there is none."""
+        """Apply a part of a snapshot; returns where the next part starts, 0 if there is none."""
         return self._host(message.host).index.snapshot(message)
 
     def snapshot_failed(self, host: str) -> None:
         self._host(host).index.unload()
 
     def models(self) -> dict[str, ModelFacts]:
-        """What ready workers serve, by name. Where they differ, the tightest limits."""
+        """What ready workers serve, by name; where they differ, the facts with the smallest
+        pool."""
         found: dict[str, ModelFacts] = {}
         for known in self._workers.values():
             have = found.get(known.facts.model)
@@ -186,8 +189,8 @@ class Router:
     def choose(
         self, model: str, salt: bytes, want: ChooseRoute, *, read_cache: bool = True
     ) -> Route | Fault:
-        """The cheapest route, or the fault that says why there is none. How many go that way, and
-        for how long, it is told by ``count``."""
+        """The cheapest route, or the fault that says why there is none. The caller must ``count``
+        the sequences that use the route, and again when they end."""
         usable = [
             known
             for known in self._workers.values()
@@ -214,8 +217,8 @@ class Router:
         )  # fmt: skip
 
     def _nobody(self, model: str, want: ChooseRoute) -> Fault:
-        """Why nobody can take it: whoever has its weights may come back, unless others are served
-        under their name by now and nobody is left who has them."""
+        """Why no worker can take the request. A worker with its weights may come back, unless other
+        weights are now served under the model's name and no worker with the old ones is left."""
         same = [k for k in self._workers.values() if k.facts.model == model and not k.drains]
         is_served = any(known.ready for known in same)
         if is_served and all(known.facts.model_root != want.model_root for known in same):
@@ -231,8 +234,8 @@ class Router:
         return PagesFrom(known.host, host.epoch, known.needs)
 
     def count(self, route: Route, change: int, *, answered: bool = False) -> None:
-        """So many sequences more go by ``route``, or fewer: over, and if ``answered`` their prompt
-        was computed."""
+        """``change`` more sequences go by ``route``, or fewer if negative: those ended, and if
+        ``answered``, their prompt was computed."""
         taker = self._workers.get(route.worker.name)
         if change < 0 and answered and taker is not None and route.tokens is not None:
             self._recent.answered(route.root, route.tokens, taker.host, route.worker)
@@ -241,7 +244,7 @@ class Router:
             known.open_count = max(0, known.open_count + change)
 
     def _end_of(self, route: Route) -> _Known | None:
-        """Whoever decodes what goes by ``route``, if it still lives."""
+        """The worker that decodes the sequences of ``route``, if it still lives."""
         last = route.decode or route.worker
         known = self._workers.get(last.name)
         return known if known is not None and known.worker == last else None
@@ -269,8 +272,8 @@ class Router:
     def _cached_pages(
         self, names: Collection[str], root: bytes, facts: ModelFacts, want: ChooseRoute
     ) -> dict[str, int]:
-        """By host: how many pages of the prompt are cached in a row from its start, so far as
-        is known, or soon will be: prompts that were answered there had them."""
+        """By host: how many pages of the prompt, in a row from its start, are known to be cached,
+        or soon will be, since a prompt that was answered there had them."""
         found = {
             name: count // facts.page_size
             for name, count in self._recent.shared_tokens(root, want.tokens, want.avoid).items()
@@ -288,7 +291,7 @@ class Router:
     def _pairs(
         self, here: list[_Known], want: ChooseRoute, cached: int
     ) -> Iterator[tuple[_Known, _Known | None]]:
-        """Who takes the ``Submit`` and who the handover, on one host."""
+        """On one host: who takes the ``Submit``, and who the handover (None: there is none)."""
         prefills = [known for known in here if known.role == "prefill"]
         decodes = [known for known in here if known.role == "decode"]
         uncached = len(want.tokens) - cached
@@ -316,9 +319,9 @@ class Router:
         self, prefill: _Known, best: _Known | None, decodes: list[_Known], want: ChooseRoute,
         *, short: bool,
     ) -> bool:  # fmt: skip
-        """Whether the prompt's steps would take the cores from answers that others decode, so that
-        it had better be part of ``best``'s steps, or are so ``short`` that a handover would cost
-        more than it brings (ADR 0025)."""
+        """Whether the prompt should go to ``best`` because that shares its cores with ``prefill``:
+        either the prompt's steps would take the cores from answers that are being decoded, or the
+        prompt is so ``short`` that a handover would cost more than it brings (ADR 0025)."""
         if self.limits.always_prefill or best is None or best.worker in want.avoid:
             return False
         company = any(prefill.cores & known.cores and known.has_company for known in decodes)
@@ -359,7 +362,7 @@ class Router:
 
 
 def _busy_cost(known: _Known, decode: _Known | None, want: ChooseRoute) -> float:
-    """What the decode worker's company costs, and what speaks against either of the two."""
+    """What the decode worker's running sequences cost, and a penalty for each worker to avoid."""
     cost = 0.0 if decode is None else _RUNNING_COST_TOKENS * decode.load.running_count
     shunned = [one for one in (known, decode) if one is not None and one.worker in want.avoid]
     return cost + _AVOIDED * len(shunned)

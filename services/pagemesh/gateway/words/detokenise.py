@@ -1,13 +1,13 @@
 """Token ids to text, as they come, in time linear in the output.
 
-Decoding is not additive: a character may be spread over tokens, and a decoder may treat the
-first token of its input specially. So a short window of recent tokens is decoded again with
-new ones, and only what that added is handed out. A trailing replacement character may
-still become a real one and is held back.
+Decoding is not additive: a character may be spread over tokens, and a decoder may treat the first
+token of its input specially. So a short window of recent tokens is decoded again together with the
+new ones, and only the text that these added is returned. A trailing replacement character may still
+become a real one and is held back.
 
-Where bytes are tokens of their own (byte fallback, as SentencePiece has it) the decoder gives up
-a whole run of them for one that belongs to no character yet. They go into a decoder of UTF-8
-instead, which gives out each character once.
+With byte fallback, as SentencePiece has it, bytes are tokens of their own. If one of a run of them
+belongs to no complete character yet, the decoder turns the whole run into replacement characters.
+So such bytes go through a UTF-8 decoder instead, which returns each character once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pagemesh.wire.tokens import U32
 
 _REPLACEMENT = "\ufffd"
 _UNSTABLE_MAX = 3
-"""Trailing replacement characters that may still change: a character has four bytes."""
+"""Trailing replacement characters that may still change: a character has at most four bytes."""
 WINDOW_KEPT = 6
 _WINDOW_TRIMMED = 16
 _WINDOW_MAX = 64
 _RUN_MAX = 32
-"""Tokens that are decoded at once where nobody asks which of them a text came with."""
+"""Tokens that are decoded at once when it does not matter which of them a text came with."""
 NO_BYTES: Mapping[int, int] = MappingProxyType({})
 
 
@@ -49,11 +49,11 @@ class Detokeniser:
         byte_tokens: Mapping[int, int] = NO_BYTES,
         after: Sequence[int] = (),
     ) -> None:
-        """``hidden``: the tokens that no text shows. ``by_bytes``: a text is the bytes of its
-        tokens one after the other, so that after a whole character nothing of what came before
-        has to be decoded again. ``byte_tokens``: the byte that a token stands for, of tokenizers
-        with byte fallback. ``after``: the last tokens that the text goes on from, without hidden
-        ones; ``by_bytes`` only such as end in the middle of a character."""
+        """``hidden``: tokens that the text does not show. ``by_bytes``: a text is the bytes of its
+        tokens one after the other, so that after a whole character nothing before it has to be
+        decoded again. ``byte_tokens``: from token to byte, for tokenizers with byte fallback.
+        ``after``: the last tokens of the text to continue, without hidden ones; with ``by_bytes``
+        only if they end inside a character."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._by_bytes = by_bytes
@@ -61,12 +61,12 @@ class Detokeniser:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._window: list[int] = []
         self._shown = 0
-        """Characters of the window's text that were handed out."""
+        """Characters of the window's text that were returned."""
         if after:
             self._go_on(list(after))
 
     def _go_on(self, window: list[int]) -> None:
-        """The text of ``window`` is there but for a last character that is there in part."""
+        """Continue after ``window``, whose text was shown but for an incomplete last character."""
         self._window, self._shown = window, len(self._text(window)) - self._by_bytes
         for one in window:
             if one in self._byte_tokens:
@@ -75,7 +75,7 @@ class Detokeniser:
                 self._utf8.reset()
 
     def push(self, *tokens: int) -> str:
-        """The text that became certain with ``tokens``, a few."""
+        """The text that became final with ``tokens``, of which there should be few."""
         if self._hidden:
             tokens = tuple([one for one in tokens if one not in self._hidden])
         if not self._byte_tokens:
@@ -85,7 +85,7 @@ class Detokeniser:
             run = tuple(group)
             if are_bytes:
                 out.append(self._utf8.decode(bytes([self._byte_tokens[one] for one in run])))
-                if not self._window:  # what comes next does not begin the text
+                if not self._window:  # the next token does not begin the text
                     self._window = [run[-1]]
                     self._shown = len(self._text(self._window))
             elif text := self._grow(run):
@@ -106,14 +106,14 @@ class Detokeniser:
         return out
 
     def _stable(self, text: str) -> int:
-        """How much of the window's text stays as it is, whatever comes."""
+        """How many characters of the window's text stay as they are, whatever comes."""
         if self._byte_tokens:
-            return len(text)  # of whole tokens
+            return len(text)  # incomplete characters are in ``_utf8``
         tail = len(text) - len(text.rstrip(_REPLACEMENT))
         return len(text) - min(tail, _UNSTABLE_MAX)
 
     def close(self) -> str:
-        """The rest, broken characters shown as such."""
+        """The rest, with replacement characters for incomplete ones."""
         text = self._text(self._window)
         out = text[self._shown :] + self._utf8.decode(b"", final=True)
         self._shown = len(text)
@@ -123,7 +123,7 @@ class Detokeniser:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def _trim(self, text: str) -> None:
-        """Forget old tokens, at a place where the rest decodes to the same text."""
+        """Drop old tokens, at a point from which the rest decodes to the same text."""
         for kept in range(WINDOW_KEPT, WINDOW_KEPT + 4):
             window = self._window[-kept:]
             tail = self._text(window)
@@ -131,7 +131,7 @@ class Detokeniser:
             if text.endswith(tail) and shown >= 0:
                 self._window, self._shown = window, shown
                 return
-        if len(self._window) > _WINDOW_MAX:  # nothing but debris: some of it may look different
+        if len(self._window) > _WINDOW_MAX:  # only broken characters: some may look different
             self._window = self._window[-WINDOW_KEPT:]
             self._shown = len(self._text(self._window))
 
@@ -149,7 +149,7 @@ class StreamText:
         self._stopped = False
 
     def push(self, tokens: U32) -> TextPiece:
-        """Goes token by token where there are stop strings, so that the count says which one
+        """Goes token by token if there are stop strings, so that ``used_count`` says which token
         completed one."""
         parts: list[str] = []
         if not self._stops.wanted and len(tokens) <= _RUN_MAX:

@@ -57,13 +57,13 @@ class StopMatcher:
         return Released(buffer[: len(buffer) - keep])
 
     def close(self) -> str:
-        """What was held back: no stop string came of it."""
+        """The text that was held back: it became no stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop`` without completing it."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

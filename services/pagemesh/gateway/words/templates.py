@@ -1,9 +1,9 @@
 """Chat templates, rendered in a sandbox with bounds on work, time and size.
 
-Templates come with models and their arguments from clients; neither is trusted. What a
-template may do is what ``transformers`` offers to it, less what makes memory out of nothing:
-all loops and macros share one budget of turns and time, joining and repeating text another of
-characters, and padding and formatting are refused.
+Templates come with models and their arguments from clients; neither is trusted. A template may do
+what ``transformers`` lets it do, except what would take memory without bounds: all loops and macros
+share one budget of turns and time, joining and repeating text share another of characters, and
+padding and formatting are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 TURNS_MAX = 200_000
-"""Loop turns and calls of macros in one rendering, all together."""
+"""Loop turns and calls of macros in one rendering, in total."""
 RENDER_S_MAX = 2.0
 CHARACTERS_MAX = 128 << 20
 """Characters (or list items) that one rendering may make by joining, adding and repeating."""
@@ -103,7 +103,7 @@ def _charge_replace(text: str, new: str) -> None:
 
 
 class _GuardTree(NodeTransformer):
-    """Counts what loops go over and what ``~`` joins."""
+    """Charges the budget for the items of loops and for what ``~`` joins."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -120,7 +120,7 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it is plain."""
+    """``{% generation %}`` marks the assistant's words for training; here it has no effect."""
 
     tags = {"generation"}
 
@@ -138,7 +138,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and type(left) is type(right) is str:  # what most templates are made of
+        if operator == "+" and type(left) is type(right) is str:  # the most frequent case
             _budget.charge(len(left) + len(right))
             return left + right
         sized = hasattr(left, "__len__"), hasattr(right, "__len__")
@@ -156,7 +156,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(__obj, Macro | LoopContext):  # which may call themselves, more than once
+        if isinstance(__obj, Macro | LoopContext):  # these may recurse, and branch
             _budget.turn()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
@@ -197,8 +197,8 @@ def _strftime_now(now: Callable[[], datetime]) -> Callable[[str], str]:
 class ChatTemplate:
     """One model's template. Raises ``TemplateRefused`` when its syntax is wrong.
 
-    ``special_tokens`` are the named ones a template may use (``bos_token``, ...); ``now`` is
-    what ``strftime_now`` tells.
+    ``special_tokens`` are the named ones a template may use (``bos_token``, ...); ``now`` is the
+    clock of ``strftime_now``.
     """
 
     def __init__(
@@ -236,7 +236,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. ``extra`` are further variables; they replace none of ours."""
+        """The prompt. ``extra`` are further variables; they replace neither special tokens nor
+        arguments."""
         values: dict[str, Any] = {"tools": None, "documents": None, **(extra or {})}
         values |= self._special_tokens
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}

@@ -1,8 +1,8 @@
-"""Tokens as bytes: which stand for one each, and how many one can stand for at most.
+"""Tokens as bytes: which stand for a single byte, and how many bytes one can stand for at most.
 
-The latter so that a text that cannot fit is refused before it is tokenised, which takes seconds
-for megabytes; only where it is certain: byte-pair encoding with a token for every byte, after
-steps that drop no text. Other tokenizers may put any amount of text into one token, such as
+With that maximum, a text that cannot fit is refused before it is tokenised, which takes seconds for
+megabytes. It is given only where it is certain: for byte-pair encoding with a token for every byte,
+after steps that drop no text. Other tokenizers may put any amount of text into one token, such as
 "unknown".
 """
 
@@ -21,7 +21,7 @@ Kelvin sign)."""
 
 
 def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> int | None:
-    """UTF-8 bytes of text per token, at most; None when there is no bound that we know of.
+    """UTF-8 bytes of text per token, at most; None when no bound is known.
 
     ``byte_letters``: how byte-level encoding writes the 256 bytes.
     """
@@ -30,7 +30,7 @@ def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> i
         return None
     added = tokenizer.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip for token in added):
-        return None  # it takes any amount of blanks around it
+        return None  # it takes in any amount of blanks around it
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
     if any(step["type"] == "ByteLevel" for step in steps):
         complete = byte_letters <= vocab.keys()
@@ -46,14 +46,14 @@ def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> i
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> frozenset[int]:
-    """Those that a text may leave out."""
+    """The special tokens, which a text may leave out."""
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(number for number, token in added if token.special)
 
 
 def byte_tokens_of(tokenizer: Tokenizer) -> dict[int, int]:
-    """Token to byte, where the decoder makes bytes of tokens called ``<0x00>`` to ``<0xFF>``
-    (``ByteFallback``); empty elsewhere."""
+    """From token to byte, for decoders that turn tokens named ``<0x00>`` to ``<0xFF>`` into bytes
+    (``ByteFallback``); empty for others."""
     if "ByteFallback" not in repr(tokenizer.decoder):
         return {}
     names = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("02X", "02x")}
@@ -76,7 +76,7 @@ def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Whether what comes out stands for all that went in, and is not shorter."""
+    """Whether a step's output stands for all of its input, and is not shorter (but for NFC)."""
     match step["type"]:
         case "ByteLevel" | "Digits" | "Metaspace" | "NFC" | "Prepend":
             return True

@@ -1,7 +1,7 @@
-"""The model's words as the gateway needs them: template, tokenizer, end tokens.
+"""What the gateway needs to turn text into tokens and back: template, tokenizer, end tokens.
 
-Read straight from the model folder's files, so that neither torch nor any model code is
-loaded here. The folder must have a ``tokenizer.json``.
+Read straight from the model folder's files, so that neither torch nor any model code is loaded
+here. The folder must have a ``tokenizer.json``.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
-# Short texts, as of most requests, are done before another thread is awake.
+# Short texts, as in most requests, are tokenised before another thread would be awake.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _WRITTEN_MAX = 1 << 15
-"""Tokens whose JSON is remembered, some 300 bytes each."""
+"""Tokens whose JSON is remembered, at some 300 bytes each."""
 _MARK = "THE_MESSAGE_IS_OPEN_HERE "
 """Ends in a blank, which shows whether a template trims what it is given."""
 _BLANK = "\u2581"
-"""How SentencePiece writes one."""
+"""How SentencePiece writes a blank."""
 _END_MAX = 64
-"""Of a prompt: special tokens in a row before which a text is looked for that goes on."""
+"""Tokens at a prompt's end, special ones included, that are searched for the text to continue."""
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -72,7 +72,7 @@ class Tokens:
         self._adds_tokens = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         self._memory = TokenMemory()
         self.written = lru_cache(_WRITTEN_MAX)(self._write)
-        """A token by itself (``Written``), as shown beside its log-probability."""
+        """Looks up a token as it is shown beside its log-probability (``Written``)."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
@@ -102,7 +102,7 @@ class Tokens:
     ) -> str:
         """The prompt text of a chat. Raises ``TemplateRefused``.
 
-        ``continue_final_message``: the last message is left open, to be written on.
+        ``continue_final_message``: the last message is left open, to be continued.
         """
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
@@ -119,8 +119,9 @@ class Tokens:
         add_generation_prompt: bool,
         extra: Mapping[str, Any] | None,
     ) -> str:
-        """Up to the end of the last message, which a mark finds: its words alone may stand in
-        what the template puts behind them, and there may be none. As ``transformers`` does it."""
+        """The prompt up to the end of the last message. A mark appended to that message finds its
+        end: the message's own words may occur again in what the template puts behind them, or it
+        may be empty. This is how ``transformers`` does it."""
         last = str(messages[-1]["content"])
         marked = [*messages[:-1], {**messages[-1], "content": last + _MARK}]
         text = template.render(marked, add_generation_prompt=add_generation_prompt, extra=extra)
@@ -128,13 +129,13 @@ class Tokens:
         if at < 0 or last.strip() not in text:
             raise TemplateRefused("the template does not show the final message as it is")
         kept = text[:at]
-        return kept if text.startswith(_MARK, at) else kept.rstrip()  # it trims what it shows
+        return kept if text.startswith(_MARK, at) else kept.rstrip()  # the template trims content
 
     def encode(self, text: str, *, add_special_tokens: bool, owner: bytes = b"") -> U32:
         """Token ids: uint32 [tokens]. Time grows with the text; other threads run meanwhile.
 
-        What was tokenised for the same ``owner`` between special tokens is remembered; without
-        an owner nothing is.
+        What was tokenised between special tokens for the same ``owner`` is remembered; without an
+        ``owner`` nothing is.
         """
         pieces = [text]
         if owner and self._cuts is not None and not (add_special_tokens and self._adds_tokens):
@@ -145,8 +146,8 @@ class Tokens:
         return np.frombuffer(b"".join([known[piece] or b"" for piece in pieces]), "<u4")
 
     def remember(self, text: str, *, owner: bytes, characters_max: int) -> None:
-        """Tokenise what is new in ``text`` between special tokens, for when it comes again; of
-        longer pieces than ``characters_max`` nothing. Takes as long as ``encode``."""
+        """Tokenise the new pieces of ``text``, for when they come again; pieces of more than
+        ``characters_max`` are skipped. Takes as long as ``encode``."""
         pieces = self._cuts.pieces(text) if self._cuts is not None else [text]
         if len(pieces) > 1:
             self._known(owner, [piece for piece in pieces if len(piece) <= characters_max])
@@ -160,7 +161,7 @@ class Tokens:
         return known
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[U32]:
-        # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.
+        # ``Tokenizer.encode`` keeps the interpreter lock: megabytes of text stopped all threads.
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [np.asarray(one.ids, "<u4") for one in found]
 
@@ -169,8 +170,8 @@ class Tokens:
         return text
 
     def byte_count(self, ids: list[int]) -> int:
-        """About the bytes of the text of ``decode``. Cheap where ids come again and again, as in
-        long lists they do."""
+        """About how many bytes the text of ``decode`` has. Cheap when ids repeat, as they do in
+        long lists."""
         kinds, counts = np.unique(np.asarray(ids, "<u4"), return_counts=True)
         sizes = (len(self.token_bytes(kind)) for kind in kinds.tolist())
         return sum(size * count for size, count in zip(sizes, counts.tolist(), strict=True))
@@ -200,8 +201,8 @@ class Tokens:
         min_tokens: int = 0,
         after: U32 | None = None,
     ) -> StreamText:
-        """The text of one new choice. ``after``: the tokens that it goes on from, where it is no
-        text of its own."""
+        """The text of one new choice. ``after``: the tokens that it continues, if it is not a text
+        of its own."""
         detokeniser = Detokeniser(
             self._tokenizer,
             hidden=self._special if skip_special_tokens else frozenset(),
@@ -212,7 +213,7 @@ class Tokens:
         return StreamText(detokeniser, StopMatcher(stops, include=show_stop), min_tokens=min_tokens)
 
     def _end_of(self, prompt: U32, skip_special_tokens: bool) -> list[int]:
-        """What of ``prompt`` matters to the text that goes on from it."""
+        """The last tokens of ``prompt`` that matter for the text that continues it."""
         end: list[int] = prompt[-_END_MAX:].tolist()
         if skip_special_tokens:
             end = [token for token in end if token not in self._special]
