@@ -7,7 +7,7 @@ from pagemesh.runtime.settings import WorkerConfig
 
 
 def role_settings(config: WorkerConfig) -> RoleSettings:
-    """A prompt may fill a whole step: nobody here waits for the next token."""
+    """A prompt may fill a whole step: no sequence here waits for its next token."""
     return RoleSettings(
         role="prefill",
         hand_over=True,

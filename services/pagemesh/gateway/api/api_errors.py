@@ -89,7 +89,7 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """The client has disconnected: there is nobody to tell anything."""
+    """The client has disconnected: nobody is left to answer."""
 
 
 def missing(param: str) -> ApiError:

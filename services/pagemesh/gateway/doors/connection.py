@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
         return bool(self._unread)
 
     def on_response_complete(self) -> None:
-        self._flush_head()  # if it had no body
+        self._flush_head()  # still pending if there was no body
         super().on_response_complete()
         if self.is_behind:
             self.data_received(b"")
