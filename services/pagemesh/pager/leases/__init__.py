@@ -1,1 +1,1 @@
-"""Sequences and their pages: admitted, waiting, filled, forked, handed over, taken back. Pure."""
+"""Leases: sequences are admitted, queued, filled, forked, handed over and preempted. Pure."""

@@ -1,10 +1,10 @@
-"""Who gets pages now, and who waits.
+"""Admission: which sequences get pages now, and which wait.
 
-A sequence that asks is served at once when nobody older waits and there is room (free pages,
-and idle ones that may be evicted). Otherwise it queues at its place in the one total order,
-and while it is first there, younger leases are revoked for it (``preemption``). One whose
-prefix is being computed waits for that first, in no queue (``in_flight``). Answers to waiters
-are pushed; asking again finds the same lease.
+A sequence that asks is served at once when no older one waits and there is room (free pages, and
+idle ones that may be evicted). Otherwise it queues at its place in the one total order, and while
+it is the first there, younger leases are revoked for it (``preemption``). A sequence whose prefix
+is being computed waits for that first, outside the queue (``in_flight``). Answers to waiters are
+pushed; asking again finds the same lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queue
 
 
 class Admission:
-    """Admit and extend, at once or from the queue."""
+    """Admits sequences and extends leases, at once or from the queue."""
 
     def __init__(
         self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers, pins: Pins,
@@ -61,7 +61,7 @@ class Admission:
         try:
             self._needs.require_admissible(message)
         except Fault:
-            leave_queues(books, message.incarnation, message.key)  # it may be in one
+            leave_queues(books, message.incarnation, message.key)  # it may be waiting already
             raise
         flights = books.in_flight
         if flights.waits and flights.ask_again(self._waiter(message, message.order)):
@@ -92,8 +92,8 @@ class Admission:
             self._quotas.require_growing(lease.account, message.page_count)
 
     def serve_waiters(self) -> None:
-        """Serve from the front of the queue for as long as there is room; who finds more cached
-        may go first (``overtaking``)."""
+        """Serve from the front of the queue for as long as there is room; a waiter that finds
+        more of its prompt cached may go first (``overtaking``)."""
         books = self._books
         for _ in range(len(books.waiting)):
             if not len(books.waiting):
@@ -105,7 +105,7 @@ class Admission:
             try:
                 if self._is_held_back(waiter):
                     continue
-            except Busy:  # too many of its tenant wait: it asks again, and is told so
+            except Busy:  # its tenant's list is full: when it asks again, it is told so
                 books.waiting.discard(*waiter.name)
                 continue
             books.trace = waiter.trace
@@ -120,7 +120,7 @@ class Admission:
             self._tell(waiter.message, reply)
 
     def _overtakes(self, waiter: Waiter) -> bool:
-        """Serve ``waiter`` before the first, at a place just ahead of it."""
+        """Serve ``waiter`` at a place just ahead of the first. Returns whether there was room."""
         books, message = self._books, waiter.message
         books.trace, first = waiter.trace, books.waiting.first
         reply = self._try(message)
@@ -135,7 +135,7 @@ class Admission:
         return True
 
     def serve_held_back(self) -> None:
-        """Let those go on who waited for their own tenants, as far as these use less now."""
+        """Let sequences that waited for their tenants go on where these use less now."""
         books = self._books
         for waiter in self._quotas.firsts():
             goes_on, stays = not self._waits_for_others(waiter.message), False
@@ -143,7 +143,7 @@ class Admission:
                 while goes_on and (stays := self._is_held_back(waiter)):
                     if not self._give_way(waiter, self._quotas.account_of(waiter.message)):
                         break
-            except Busy:  # too many wait of whom its tree belongs to now: it asks again
+            except Busy:  # its tree has changed tenants, and that list is full: it asks again
                 goes_on = stays = False
             if stays:
                 self._quotas.shed_copies(waiter)
@@ -153,31 +153,31 @@ class Admission:
                 self._ask_anew(waiter)
 
     def serve_due(self) -> None:
-        """Have those ask anew who waited for somebody to commit, the oldest first."""
+        """Ask again for the sequences whose wait for a prefix has ended, the oldest first."""
         books = self._books
         while (waiter := books.in_flight.pop_due(books.now_ms)) is not None:
             self._ask_anew(waiter)
 
     def _ask_anew(self, waiter: Waiter) -> None:
-        """Serve or queue ``waiter``, who waited for something else than room."""
+        """Serve or queue ``waiter``, which waited for something other than room."""
         books = self._books
         books.trace = waiter.trace
         try:
             reply = self._serve_or_queue(waiter.message, waiter.order)
-        except Busy:  # no place to queue for room: it asks again, and is told so
+        except Busy:  # the queue for room is full: when it asks again, it is told so
             books.in_flight.end_wait(waiter.name)
             return
         self._tell(waiter.message, reply)
 
     def _tell(self, message: Admit | Extend, reply: Granted | Extended | Queued) -> None:
-        """Push what came of ``message``, which was queued."""
+        """Push the outcome of ``message``, which was queued."""
         if not isinstance(reply, Queued):
             self._books.notify(message.worker, pushed(message, reply))
 
     # Queueing
 
     def older_waits(self, order: Order, key: SequenceKey, incarnation: int) -> bool:
-        """Whether somebody before ``order`` waits, and so must not be overtaken."""
+        """Whether a sequence before ``order`` waits, and so must not be overtaken."""
         return self._books.waiting.ahead_of(place_of(order, key.attempt, incarnation)) > 0
 
     def _waiter(self, message: Admit | Extend, order: Order) -> Waiter:
@@ -188,8 +188,8 @@ class Admission:
         return Waiter(place, message, order, self._books.now_ms + patience_ms, self._books.trace)
 
     def _give_way(self, waiter: Waiter, within: Account | None = None) -> bool:
-        """Whether a pin ended for a waiter that lacks pages, of the pool or ``within`` its
-        tenant's quota, and that nothing else helps."""
+        """End an operator's pin for a waiter that lacks pages, of the pool or ``within`` its
+        tenant's quota, if nothing else can help. Returns whether a pin ended."""
         message = waiter.message
         own = self._books.leases[message.lease] if isinstance(message, Extend) else None
         return self._pins.give_way(waiter.order, own, within=within)
@@ -197,13 +197,13 @@ class Admission:
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
         if self._tenants:
-            if self._waits_for_others(message):  # for which it needs no pages of its tenant
+            if self._waits_for_others(message):  # this uses no pages of its tenant
                 waiting.discard(message.incarnation, message.key)
                 return self._queued(message, 0)
             if self._is_held_back(self._waiter(message, order)):
                 return self._queued(message, 0)
-            waiting.let_go(message.incarnation, message.key)  # it may have been, until now
-        if not waiting.places:  # most of the time: nobody is overtaken
+            waiting.let_go(message.incarnation, message.key)  # it may have been held back before
+        if not waiting.places:  # the usual case: nobody waits
             reply = self._try(message)
             if reply is not None:
                 return reply
@@ -221,7 +221,7 @@ class Admission:
         return self._queued(message, waiting.ahead_of(waiter.place))
 
     def _waits_for_others(self, message: Admit | Extend) -> bool:
-        """Whether the sequence waits, from now on, for what another one computes."""
+        """Make the sequence wait for a prefix in flight, if there is one. Returns whether it does."""
         flights = self._books.in_flight
         if not isinstance(message, Admit) or not flights.is_filling:
             return False
@@ -236,14 +236,14 @@ class Admission:
         )
 
     def _is_held_back(self, waiter: Waiter) -> bool:
-        """Whether ``waiter`` waits, from now on, until its tenant uses less."""
-        if not self._tenants:  # with a quota
+        """Make ``waiter`` wait until its tenant uses less, if it must. Returns whether it does."""
+        if not self._tenants:  # no tenant has a quota
             return False
         message = waiter.message
         match = self._needs.match_of(message)
         need_pages = self._needs.more_of_tenant(message, match)
         if isinstance(message, Extend) and need_pages <= 0:
-            return False  # they count as used
+            return False  # promised pages count as used already
         return self._quotas.holds_back(waiter, need_pages, match)
 
     def quota_room(self, lease: Lease) -> int:
@@ -255,20 +255,20 @@ class Admission:
         return Queued(key=message.key, ahead_count=ahead_count, ask_again_ms=ask_again_ms)
 
     def _try(self, message: Admit | Extend) -> Granted | Extended | Queued | None:
-        """Serve now, or wait for what is in flight; None: there is no room."""
+        """Serve now, or wait for a prefix in flight; None: there is no room."""
         if isinstance(message, Admit):
             return self._try_admit(message)
         return self._try_extend(message)
 
     def _try_pressing(self, waiter: Waiter) -> Granted | Extended | Queued | None:
-        """``_try``, and again if that is of use once the younger were pressed."""
+        """``_try``, and once more if preempting younger leases freed pages."""
         reply = self._try(waiter.message)
         if reply is None and self._press(waiter):
             reply = self._try(waiter.message)
         return reply
 
     def _press(self, waiter: Waiter) -> bool:
-        """Whether younger ones have let go of pages for ``waiter``."""
+        """Preempt younger leases for ``waiter``. Returns whether that freed pages at once."""
         match = self._needs.match_of(waiter.message)
         missing = self._needs.missing_pages(waiter.message, match)
         return self._preemption.press(waiter.place, missing, match)
@@ -312,7 +312,7 @@ class Admission:
             anchor.uses += 1
             if is_new:
                 books.cached_tokens += cached_tokens
-            else:  # mostly its own pages: it was preempted, or its worker failed
+            else:  # mostly pages it computed itself before it was preempted or its worker failed
                 books.again_tokens += cached_tokens
         now = count
         if message.first_tokens:
@@ -333,7 +333,7 @@ class Admission:
         return lease.granted()
 
     def _fetch(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> bool:
-        """Read what is on disk and let the sequence wait for it; False: too many wait."""
+        """Read pages from disk and let the sequence wait for them; False: too many wait."""
         if not self._books.in_flight.has_place(self._waiter(message, message.order).name):
             return False
         load = self._tiers.load(tree, match, on_disk, message)
@@ -352,8 +352,8 @@ class Admission:
         waterfall: Waterfall,
         tokens_max: int,
     ) -> Lease:
-        """A lease over the pages above ``anchor``, which is pinned for it, and ``fresh`` ones;
-        ``tokens`` are known from ``tokens_first`` on."""
+        """A lease over the pages from the root to ``anchor``, which is pinned for it, and ``fresh``
+        ones; ``tokens`` are known from ``tokens_first`` on."""
         books = self._books
         lease_id = books.pool.number()
         page_count = anchor.depth
@@ -384,13 +384,13 @@ class Admission:
         lease = books.leases[message.lease]
         count = message.page_count - lease.page_count
         if count > books.pool.free - books.promises.page_count:
-            promised = count <= lease.promised_pages  # where they are broken, who comes first
+            promised = count <= lease.promised_pages  # if broken: first come, first served
             if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
                 return None
         return lease.extended(message, self.lengthen(lease, count))
 
     def lengthen(self, lease: Lease, count: int) -> tuple[int, bytes]:
-        """Add ``count`` pages to ``lease``; there must be room. Returns how many, and which."""
+        """Add ``count`` pages to ``lease``; there must be room. Returns how many, and extents."""
         if count <= 0:
             return 0, b""
         books = self._books

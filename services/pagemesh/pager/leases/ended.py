@@ -1,4 +1,4 @@
-"""Leases that ended lately, so that who releases one again is answered as the first time."""
+"""Recently ended leases, so that a repeated release gets the same answer as the first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 class EndedLeases:
-    """The last ``count_max`` that ended, 16 bytes each. One is noted with every request, and looked
-    for only when a release is repeated: so they lie in a ring that is looked through."""
+    """The last ``count_max`` ended leases, 16 bytes each. Every request adds one, but only a
+    repeated release looks one up, so they lie in a ring buffer that is searched linearly."""
 
     __slots__ = ("_holder_at", "_holders", "_lease_at", "_leases", "_next")
 
     def __init__(self, count_max: int) -> None:
-        # Zero is no lease. Zeros take no memory before they are written to, and views are quicker
-        # with single items.
+        # Zero is no lease. Zeros take no memory until they are written to, and memoryviews are
+        # faster for single items.
         self._leases = np.zeros(count_max, np.uint64)
         self._holders = np.zeros(count_max, np.uint64)
         self._lease_at, self._holder_at = self._leases.data, self._holders.data
@@ -27,6 +27,6 @@ class EndedLeases:
         self._next = (at + 1) % len(self._lease_at)
 
     def was_held_by(self, lease: int, incarnation: int) -> bool:
-        """Whether ``lease`` ended lately in the hands of ``incarnation``."""
+        """Whether ``lease`` ended recently and ``incarnation`` was the last to hold it."""
         held = (self._leases == lease) & (self._holders == incarnation)
         return lease > 0 and bool(held.any())

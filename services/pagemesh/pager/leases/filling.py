@@ -1,7 +1,7 @@
-"""What workers write: tokens become known, full pages become committed.
+"""Commits and releases: the pager learns token ids, and full pages become committed.
 
-A ``Fill`` says how far a lease is written and brings the token ids that the pager may not
-know. Commit, release, offer and fork all take one; each checks it before anything changes.
+A ``Fill`` says how far a lease is written and brings the token ids that the pager may not know
+yet. Commit, release, offer and fork all take one; each checks it before anything changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMMITTED: Final = HeaderState.COMMITTED
 
 
 class Filling:
-    """Commit and release."""
+    """Commits filled pages and releases leases."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -36,7 +36,7 @@ class Filling:
         self._width = books.facts.page_token_bytes
 
     def commit(self, message: Commit) -> Committed:
-        """Make full pages matchable. Raises ``Gone``, ``Stale`` or ``Malformed``."""
+        """Make full pages matchable in the tree. Raises ``Gone``, ``Stale`` or ``Malformed``."""
         lease = self._books.held_lease(
             message.worker, message.incarnation, message.lease, message.key
         )
@@ -49,7 +49,8 @@ class Filling:
         )
 
     def release(self, message: Release) -> Ok:
-        """Commit what is full, give the rest back. Raises ``Gone``, ``Stale``, ``Malformed``."""
+        """Commit full pages, free the others, and end the lease. Raises ``Gone``, ``Stale`` or
+        ``Malformed``."""
         books = self._books
         if message.lease == NO_LEASE:
             leave_queues(books, message.incarnation, message.key)
@@ -63,7 +64,7 @@ class Filling:
                 books.let_go(session, message.lease)
                 return Ok()
             raise Gone(f"lease {message.lease:x} is not there (any more): forget it")
-        # Whoever gives back what was taken back has let go of it; what it filled since is lost.
+        # Releasing a revoked lease acknowledges the revocation; what it filled since is lost.
         if found.life.state is _REVOKED and found.incarnation == message.incarnation:
             lease = found
         else:
@@ -76,12 +77,12 @@ class Filling:
         anchor = lease.anchor
         books.end(lease, "release")
         if not message.cache and not lease.tree.is_retired:
-            # What it found cached, too: that may have made it so, and would make all that follow.
+            # The prefix it found cached too: that may be what spoiled it, and would spoil others.
             give_up(books, anchor)
         return Ok()
 
     def require(self, lease: Lease, fill: Fill) -> None:
-        """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
+        """Raises ``Malformed`` unless ``fill`` fits the tokens and slots of ``lease``."""
         known = end = lease.tokens_first + len(lease.tokens) // 4
         slots, filled = lease.page_count * self._page_size, fill.filled_tokens
         if fill.first_token > known:
@@ -101,7 +102,8 @@ class Filling:
             )
 
     def _require_tokens(self, lease: Lease, fill: Fill, known: int) -> int:
-        """Where the tokens of ``fill`` end; what is known already must be the same there."""
+        """The position where the tokens of ``fill`` end. Raises ``Malformed`` if they differ from
+        tokens that are known already."""
         count, odd = divmod(len(fill.tokens), 4)
         if odd:
             raise Malformed(
@@ -121,7 +123,7 @@ class Filling:
         return brought
 
     def take(self, lease: Lease, fill: Fill) -> None:
-        """Note what ``fill`` says (``require`` holds) and commit the full pages."""
+        """Apply ``fill``, which must have passed ``require``, and commit the full pages."""
         brought, filled = fill.tokens, fill.filled_tokens
         if brought:
             skip = lease.known_tokens - fill.first_token
@@ -136,7 +138,7 @@ class Filling:
             self._commit_pages(lease, count)
 
     def pinned_by(self, lease: Lease, fill: Fill) -> int:
-        """Idle pages that committing ``fill`` would pin, the same content being there."""
+        """Idle pages that committing ``fill`` would pin because the tree has the same content."""
         count = fill.filled_tokens // self._page_size - lease.committed_pages
         if count <= 0:
             return 0
@@ -158,15 +160,15 @@ class Filling:
         inserted = books.forest.insert(before, tokens, run, grow=lease.made, timed=lease.ttl_ms > 0)
         books.forest.unpin(before)
         lease.anchor = inserted.node
-        if len(known_tokens) - end < self._width:  # soon said, and no prompt is kept for it
+        if len(known_tokens) - end < self._width:  # little is copied, and the prompt is let go
             lease.tokens = known_tokens[end:]
             lease.tokens_first += end // 4
         known = inserted.known_pages
         lease.made = known < count
         account = before.account
-        account.used_pages -= count - known  # in the tree they count again
+        account.used_pages -= count - known  # the tree has counted them as well
         if account.waiting.places:
-            books.freed = True  # who shares what is cached now needs less
+            books.freed = True  # a waiter that shares these pages now needs fewer
         if known:
             lease.copies.append(part(run, 0, known))
         if lease.prompt_pages:
@@ -181,7 +183,7 @@ class Filling:
             self._publish(lease, inserted, run, tokens)
 
     def _publish(self, lease: Lease, inserted: Inserted, pages: Pages, tokens: bytes) -> None:
-        """Write the headers of ``pages``, new in the tree and holding ``tokens``."""
+        """Write the headers of ``pages``, which are new in the tree and hold ``tokens``."""
         books, tree, after = self._books, lease.tree, inserted.after
         books.out.append(
             WriteHeaders(

@@ -1,8 +1,9 @@
-"""Leases on their way: offers, tickets, redemption; and forks.
+"""Handover of leases between workers (offers, tickets, redemption), and forks.
 
-Offering moves ownership to the ticket. From then on the offerer neither writes nor reads, so
-whatever ends the ticket frees the lease at once. Redeeming gives the tail's write right to
-the new holder under new sequences, which fences every older view of those pages.
+An offer moves ownership of the lease to the ticket. From then on the offerer neither writes nor
+reads its pages, so whatever ends the ticket frees the lease at once. Redeeming gives the new
+holder write access to the uncommitted pages under new ledger sequences, which fences off every
+older view of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ANEW = "admit the sequence again"
 
 
 class Handover:
-    """Offer, redeem, withdraw, cancel; and fork."""
+    """Offers, redeems, withdraws and cancels tickets; forks leases."""
 
     def __init__(self, books: Books, filling: Filling, admission: Admission) -> None:
         self._books = books
@@ -45,8 +46,8 @@ class Handover:
         self._admission = admission
 
     def offer(self, message: Offer) -> Offered:
-        """Move a lease to a ticket. An offer to an earlier pager, which comes late, is ``Stale``:
-        its lease was declared as held since, and is in use."""
+        """Move a lease to a ticket. Raises ``Stale`` also for a late offer that was sent to an
+        earlier pager: its lease has since been declared as held, and is in use."""
         books = self._books
         books.open_session(message.worker, message.incarnation, message.epoch)
         known = self._find(message.ticket)
@@ -95,9 +96,9 @@ class Handover:
         return Offered(ticket=ticket_id, handle=handle)
 
     def redeem(self, message: Redeem) -> Granted:
-        """Take a ticket's lease over, with as much growth as there is. Raises ``Gone`` when
-        somebody else has or wants it, ``TicketOver`` when nobody can have it any more, ``Stale``
-        where the ticket is not known (yet)."""
+        """Take over a ticket's lease, extended as far as there is room. Raises ``Gone`` when
+        another worker has or wants it, ``TicketOver`` when nobody can have it any more, and
+        ``Stale`` when the ticket is not known (yet)."""
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         ticket = self._find(message.ticket)
@@ -128,8 +129,8 @@ class Handover:
         return lease.granted()
 
     def withdraw(self, message: Withdraw) -> Ok:
-        """Back to the offerer. Raises ``Gone`` when somebody else disposed of the lease,
-        ``Stale`` when nobody can have it any more."""
+        """Return the lease to its offerer. Raises ``Gone`` when another worker redeemed or
+        cancelled it, ``Stale`` when nobody can have it any more."""
         books = self._books
         session = books.open_session(message.worker, message.incarnation, books.facts.epoch)
         ticket = self._find(message.ticket)
@@ -151,7 +152,8 @@ class Handover:
         return Ok()
 
     def cancel(self, message: CancelTicket) -> Ok:
-        """Nobody wants the lease."""
+        """End a ticket whose lease nobody wants. Raises ``Gone`` when the ticket is unknown,
+        withdrawn, or redeemed by another worker."""
         books = self._books
         books.open_session(message.worker, message.incarnation, books.facts.epoch)
         ticket = self._find(message.ticket)
@@ -167,7 +169,7 @@ class Handover:
             case TicketState.REDEEMED if ticket.lease.life.state is LeaseState.HELD:
                 if ticket.lease.incarnation != message.incarnation:  # it was offered again since
                     raise Gone(f"somebody else has the ticket's lease by now: {_FORGET}")
-                # Its answer was lost, so perhaps the holder has not heard: let it confirm.
+                # The reply to Redeem may be lost, so the holder may not know: have it confirm.
                 books.revoke(ticket.lease, "stale")
             case _:
                 pass
@@ -178,7 +180,7 @@ class Handover:
         self.close_and_end(self._books.tickets[lease.ticket], TicketState.EXPIRED, "preempted")
 
     def expire(self) -> None:
-        """End the tickets whose time is over."""
+        """End the tickets that have expired."""
         now_ms = self._books.now_ms
         for ticket in [t for t in self._books.tickets.values() if t.expires_ms <= now_ms]:
             self.close_and_end(ticket, TicketState.EXPIRED, "ttl")
@@ -189,7 +191,7 @@ class Handover:
         self._books.end(ticket.lease, why)
 
     def tell_closed(self, ticket: Ticket) -> None:
-        """Tell the offerer, if it still lives, what became of its offer."""
+        """Tell the offerer, if it is still alive, what became of its offer."""
         session = self._books.sessions.get(ticket.offerer)
         if session is None or not session.worker:
             return
@@ -205,7 +207,8 @@ class Handover:
     # Forks
 
     def fork(self, message: Fork) -> Forked:
-        """Leases for ``children`` over the same filled slots: all or none."""
+        """Grant leases to ``children`` over the same filled slots, to all or to none. Raises
+        ``NoCapacity``, ``Gone``, ``Stale`` or ``Malformed``."""
         books, filling = self._books, self._filling
         lease = books.held_lease(message.worker, message.incarnation, message.lease, message.key)
         session = books.sessions[message.incarnation]
@@ -263,7 +266,7 @@ class Handover:
             key, order, parent.tree, parent.anchor, fresh, known, start, filled, NO_WATERFALL,
             max(parent.tokens_max, parent.page_count * books.facts.page_size),
         )  # fmt: skip
-        # The tail is the holder's to copy: it counts as filled once the holder says so.
+        # The holder copies the partly filled page, which counts as filled once it says so.
         child.filled_tokens = start
         child.forked_from, child.ttl_ms = parent.id, parent.ttl_ms
         if known:
@@ -313,7 +316,8 @@ class Handover:
             raise Stale(f"the handle is not the one that was offered: {_ANEW}")
 
     def _same_pages(self, some: bytes, others: bytes) -> bool:
-        """Whether both are the same table. After a restart it is packed as the worker packs it."""
+        """Whether both are the same page table. After a pager restart, the pager has it packed as
+        the worker packs it, so the bytes may differ."""
         count = self._books.facts.page_count
         return some == others or np.array_equal(
             unpack_extents(some, page_count_max=count), unpack_extents(others, page_count_max=count)

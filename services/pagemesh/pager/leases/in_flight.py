@@ -1,21 +1,21 @@
-"""Prefixes in flight: who computes which one right now, and who waits for it.
+"""Prefixes in flight: which leases are computing which prefix right now, and who waits for them.
 
-A lease that was granted for a prompt *fills*: it is registered where its committed pages end in
-the tree, under the tokens of its next page. An admission whose match ends there and that goes
-on with the same page waits, until those pages are committed, instead of computing them too.
+A lease that was granted for a prompt *fills*: it is registered at the tree node where its committed
+pages end, under the tokens of its next page. An admission whose match ends at that node and whose
+next page is the same waits until the common pages are committed, instead of computing them too.
 
     granted ---> filling at (node, next page) ---commits---> filling further on ---> complete
-                   | commits what somebody waits for           | revoked, offered, over, stalled
+                   | has committed what a waiter wants         | revoked, offered, ended, stalled
                    v                                           v
-                 who waited for no more is due               who still waits is due
+                 that waiter is due                          every waiter is due
 
-Who is due asks anew, the oldest first: there may be more to wait for; or the first takes over,
-and the others wait for that one.
+Waiters that are due ask again, the oldest first. There may be more to wait for; or the first one
+takes over the filling, and the others wait for it.
 
-Waiting never deadlocks, since who fills has all pages of its prompt, or is promised them and
-waits for nothing but room (``promises``), and who waits holds nothing, so nobody waits for it. Nor
-does it turn urgency around: nobody waits for somebody who is clearly behind it in the order of
-sequences (``InFlight.may_wait``).
+Waiting never deadlocks: a filling lease has all pages of its prompt, or is promised them and waits
+for nothing but room (``promises``), and a waiter holds nothing, so nobody waits for it. Nor does it
+invert priorities: no sequence waits for one that is clearly behind it in the order of sequences
+(``InFlight.may_wait``).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit
 
 _FILLING_MAX = 16
-"""Leases at one place that are compared; more are there only if they may not wait."""
+"""How many leases at one place are compared; there are more only if they may not wait."""
 
 
 class Filler(Protocol):
-    """A lease, or what the pager itself reads from disk."""
+    """What fills a prefix: a lease, or pages that are being read from disk."""
 
     id: int
     key: SequenceKey
@@ -48,9 +48,9 @@ class Filler(Protocol):
     tokens: bytes
     tokens_first: int
     prompt_pages: int
-    """How far it fills; 0: it does not."""
+    """Pages of its prefix when that is complete; 0: it does not fill."""
     place: tuple[Node, bytes] | None
-    """Where it is registered."""
+    """Where it is registered: the node where its committed pages end, and its next page."""
 
     @property
     def committed_pages(self) -> int: ...
@@ -63,8 +63,8 @@ class Filler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``lease`` is about to commit ``pages`` pages beyond a match. ``is_fit``: they may be
-    waited for."""
+    """``lease`` will commit ``pages`` pages beyond a match. ``is_fit``: the sequence may wait for
+    them."""
 
     lease: Filler
     pages: int
@@ -73,23 +73,23 @@ class Found:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """A sequence that waited, or waits, for another to commit the first ``pages`` pages of
-    its prompt. It keeps this while it queues for room afterwards."""
+    """A sequence that waits, or has waited, for another to commit the first ``pages`` pages of its
+    prompt. The record is kept while the sequence queues for room afterwards."""
 
     waiter: Waiter
     start_pages: int
-    """Cached when it began to wait."""
+    """Pages of its prompt that were cached when it began to wait."""
     since_ms: int
     lease: Filler | None = None
-    """Whom it waits for; None: it is due, or queues for room."""
+    """What it waits for; None: it is due, or queues for room."""
     pages: int = 0
     waited_ms: int = 0
     fetched_pages: int = 0
-    """Of those it waited for, read from disk."""
+    """How many of the pages it waited for were read from disk."""
 
 
 class InFlight:
-    """Who fills, by place, and who waits for whom."""
+    """The filling leases by place, and the sequences that wait for them."""
 
     def __init__(self, forest: Forest, page_size: int, limits: PagerLimits) -> None:
         self._forest = forest
@@ -98,33 +98,33 @@ class InFlight:
         self._width = 4 * page_size
         self._filling: dict[tuple[object, bytes], list[Filler]] = {}
         self._latest: Filler | None = None
-        """Fills, and is registered only when somebody looks: if nobody comes meanwhile, as
-        under light load, it never has to be."""
+        """The last lease that began to fill. It is registered only when something is looked up: if
+        nothing is meanwhile, as under light load, it never has to be."""
         self.waits: dict[Name, Wait] = {}
-        """Those who wait, or did and queue for room now."""
+        """Sequences that wait, or have waited and now queue for room."""
         self._behind: dict[int, dict[Name, Wait]] = {}
-        """Lease -> those who wait for it."""
+        """Lease -> sequences that wait for it."""
         self.due: list[tuple[Place, Name]] = []
-        """A heap of those who are to ask anew (``pop_due``), some of whom may not any more."""
+        """A heap of sequences that are to ask again (``pop_due``); some entries may be outdated."""
         self._progress_ms: dict[int, int] = {}
-        """When an incarnation last committed something, of those that are waited for."""
+        """When each incarnation that is waited for last committed something."""
         self.saved_tokens = 0
-        """Computed once instead of again, by waiting."""
+        """Tokens that were not computed a second time, thanks to waiting."""
 
-    # Who fills
+    # Filling
 
     def enter(self, lease: Filler, prompt_pages: int) -> None:
-        """``lease`` is about to fill the first ``prompt_pages`` pages."""
+        """``lease`` begins to fill the first ``prompt_pages`` pages of its prompt."""
         if self._latest is not None:
             self._register_latest()
         lease.prompt_pages = prompt_pages
         self._latest = lease
 
     def committed(self, lease: Filler, now_ms: int) -> None:
-        """``lease``, which fills, has more committed pages than before."""
+        """``lease``, which is filling, has committed more pages."""
         done = lease.anchor.depth
         is_complete = done >= lease.prompt_pages
-        if lease.incarnation in self._progress_ms:  # its worker computes, if only for others
+        if lease.incarnation in self._progress_ms:  # its worker is alive, whatever it computes
             self._progress_ms[lease.incarnation] = now_ms
         if lease is self._latest:
             if is_complete:
@@ -142,12 +142,12 @@ class InFlight:
             self._make_due(wait)
 
     def fetched(self, lease: Filler, first_page: int) -> None:
-        """The pages of ``lease`` from ``first_page`` on came from disk: tell who waited."""
+        """The pages of ``lease`` from ``first_page`` on came from disk: note it for its waiters."""
         for wait in self._behind.get(lease.id, {}).values():
             wait.fetched_pages += max(0, min(wait.pages, lease.committed_pages) - first_page)
 
     def leave(self, lease: Filler) -> None:
-        """``lease`` commits no more of its prompt. Harmless when it does not fill."""
+        """``lease`` stops filling; its waiters are due. Does nothing when it does not fill."""
         if not lease.prompt_pages:
             return
         lease.prompt_pages = 0
@@ -181,16 +181,16 @@ class InFlight:
         else:
             there.remove(lease)
 
-    # Looking
+    # Looking up
 
     @property
     def is_filling(self) -> bool:
-        """Whether there is anything that ``find`` may find."""
+        """Whether any lease is filling, so that ``find`` may find one."""
         return self._latest is not None or bool(self._filling)
 
     def find(self, match: Match, message: Admit) -> Found | None:
-        """Who is about to commit what follows ``match``, if anybody: of those that may be
-        waited for the one with the most pages in common, else any with the most."""
+        """The lease that will commit what follows ``match``, if any: of those that ``message`` may
+        wait for, the one with the most pages in common; else, of all, the one with the most."""
         if self._latest is not None:
             self._register_latest()
         if not self._filling or match.edge_pages or not message.read_cache:
@@ -218,9 +218,9 @@ class InFlight:
         return best
 
     def may_wait(self, order: Order, filling: Order) -> bool:
-        """Whether a sequence at ``order`` waits for the one at ``filling``: one that goes before
-        it. What arrives together reaches a pager in any order, so those that came within
-        ``in_flight_together_ms`` are all the same age."""
+        """Whether a sequence at ``order`` may wait for the one at ``filling``, which must not be
+        behind it. Requests that arrive together reach the pager in any order, so those within
+        ``in_flight_together_ms`` count as equally old."""
         return filling.due_us <= order.due_us + 1_000 * self._limits.in_flight_together_ms
 
     def _common_pages(self, lease: Filler, tokens: bytes, at: int, pages_max: int) -> int:
@@ -229,11 +229,11 @@ class InFlight:
         rest = lease.known_from(start * self._page_size)
         return self._forest.common_pages(rest, tokens, at, pages * self._width)
 
-    # Who waits
+    # Waiting
 
     @property
     def wait_count(self) -> int:
-        """Sequences that wait for others to commit."""
+        """Number of sequences that wait for others to commit."""
         return sum(map(len, self._behind.values()))
 
     def has_place(self, name: Name) -> bool:
@@ -242,11 +242,12 @@ class InFlight:
 
     @property
     def awaited(self) -> set[int]:
-        """The incarnations that somebody waits for."""
+        """The incarnations that sequences wait for."""
         return {wait.lease.incarnation for wait in self.waits.values() if wait.lease is not None}
 
     def wait_for(self, found: Found, start_pages: int, waiter: Waiter, now_ms: int) -> bool:
-        """Let ``waiter``, with ``start_pages`` cached, wait. False: too many do already."""
+        """Let ``waiter``, with ``start_pages`` cached, wait for ``found``. Returns False when too
+        many wait already."""
         self._register_latest()
         wait = self.waits.get(waiter.name)
         if wait is None:
@@ -263,7 +264,7 @@ class InFlight:
         return True
 
     def ask_again(self, waiter: Waiter) -> bool:
-        """Note that ``waiter`` was heard of. Whether it waits for somebody still."""
+        """Note that ``waiter`` has asked again. Returns whether it still waits for a lease."""
         wait = self.waits.get(waiter.name)
         if wait is None:
             return False
@@ -271,7 +272,7 @@ class InFlight:
         return wait.lease is not None
 
     def pop_due(self, now_ms: int) -> Waiter | None:
-        """The oldest of those who are to ask anew, if any."""
+        """Remove and return the oldest waiter that is due, if any."""
         while self.due:
             _, name = heappop(self.due)
             wait = self.waits.get(name)
@@ -284,20 +285,20 @@ class InFlight:
         return None
 
     def end_wait(self, name: Name) -> Wait | None:
-        """Forget how ``name`` waited: it is served, or wants nothing any more."""
+        """Remove and return the wait of ``name``: it is served, or no longer wants pages."""
         wait = self.waits.pop(name, None)
         if wait is not None:
             self._stop(wait)
         return wait
 
     def end_waits_of(self, incarnation: int) -> None:
-        """Forget the waits of a worker incarnation."""
+        """Remove the waits of a worker incarnation."""
         for name in [name for name in self.waits if name[0] == incarnation]:
             self.end_wait(name)
 
     def tick(self, now_ms: int) -> None:
-        """Forget those who were silent for too long, and give up who is waited for and whose
-        worker, for too long, committed nothing."""
+        """Remove waiters that were silent for too long, and give up on filling leases that are
+        waited for but whose worker has committed nothing for too long."""
         for wait in [wait for wait in self.waits.values() if wait.waiter.forget_ms <= now_ms]:
             self.end_wait(wait.waiter.name)
         self._progress_ms = {life: self._progress_ms[life] for life in self.awaited}
@@ -308,7 +309,7 @@ class InFlight:
                     self.leave(wait.lease)
 
     def was_away(self, away_ms: int, now_ms: int, latest_ms: int) -> None:
-        """Nobody was heard for so long: that is nobody's silence, and nobody's standstill."""
+        """Nobody could be heard for ``away_ms``: that counts neither as silence nor as a stall."""
         for wait in self.waits.values():
             wait.waiter = wait.waiter.later(away_ms, latest_ms)
         for life, since_ms in self._progress_ms.items():
@@ -319,7 +320,7 @@ class InFlight:
         heappush(self.due, (wait.waiter.place, wait.waiter.name))
 
     def _stop(self, wait: Wait) -> None:
-        """It waits for nobody."""
+        """``wait`` waits for no lease any more."""
         lease, wait.lease = wait.lease, None
         if lease is not None:
             behind = self._behind[lease.id]
@@ -330,12 +331,12 @@ class InFlight:
     # Checking
 
     def waiters(self) -> Iterator[Waiter]:
-        """Those who wait for somebody."""
+        """The sequences that wait for a lease."""
         return (wait.waiter for wait in self.waits.values() if wait.lease is not None)
 
     def check(self, leases: Mapping[int, Filler]) -> None:
-        """Raise ``AssertionError`` unless every registration is of a standing lease of
-        ``leases``, and every wait for one of them that will end it."""
+        """Raise ``AssertionError`` unless exactly the filling ones of ``leases`` are registered, at
+        the right places, and every wait is for one of them that will end it."""
         assert not self.due, "somebody was not asked anew"
         filling = {lease.id: lease for lease in leases.values() if lease.place is not None}
         if self._latest is not None:

@@ -1,7 +1,7 @@
 """Leases, tickets and sessions, each with its lifecycle (``states``).
 
-Plain classes: compiled ones have their attributes at fixed places, and every message reads some
-twenty of them.
+These are plain classes: once compiled, their attributes lie at fixed offsets, and every message
+reads some twenty of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
 NO_WATERFALL: Final = Waterfall()
-# Members of enums, looked up once: each time that would take longer than a call.
+# Enum members, looked up once: each lookup would take longer than a call.
 _HELD: Final = LeaseState.HELD
 _OFFERED: Final = TicketState.OFFERED
 _OPEN: Final = SessionState.OPEN
@@ -44,7 +44,7 @@ S = TypeVar("S", LeaseState, TicketState, SessionState)
 
 
 class Lifecycle(Generic[S]):
-    """A state that moves by a table, and remembers why, and how it came there."""
+    """A state machine: the allowed moves are a table, and the history is kept with reasons."""
 
     __slots__ = ("_moves", "_past", "_why", "state")
 
@@ -55,7 +55,7 @@ class Lifecycle(Generic[S]):
         self._past: tuple[tuple[S, str], ...] = ()
 
     def move(self, target: S, why: str) -> None:
-        """Go to ``target``. Raises ``IllegalMove`` when the table does not have it."""
+        """Go to ``target``. Raises ``IllegalMove`` when the table does not allow it."""
         if target not in self._moves[self.state]:
             told = "; ".join(f"{state.value} by {reason}" for state, reason in self.history)
             raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {told}")
@@ -72,14 +72,14 @@ class Lifecycle(Generic[S]):
 
 
 class Lease:
-    """A right to pages. This is its page table, which ``extents`` holds packed:
+    """A right to pages. ``extents`` holds its page table, packed:
 
         [ shared, or a private copy of what the tree has | writable ]
           0 ........................... committed_pages ... page_count
 
-    ``anchor`` is where in the tree the first ``committed_pages`` pages of tokens end, and is
-    pinned. Page tables never change mid-sequence: where another lease had committed the same
-    content first, our own page stays in the table, still held, and is listed in ``copies``.
+    ``anchor`` is the tree node where the first ``committed_pages`` pages of tokens end; it is
+    pinned. Page tables never change mid-sequence: if another lease committed the same content
+    first, this lease's own page stays in the table, still held, and is listed in ``copies``.
     """
 
     __slots__ = (
@@ -108,41 +108,41 @@ class Lease:
         self.id, self.slot = id, slot
         self.key, self.order = key, order
         self.incarnation = 0
-        """The writer of its held pages: the holder, or while offered the offerer."""
+        """The writer of its held pages: the holder, or the offerer while the lease is offered."""
         self.tree, self.anchor = tree, anchor
         self.extents, self.page_count = extents, page_count
         self.writable = writable
-        """As it was granted, part by part: each mostly a run."""
+        """The writable pages in the parts in which they were granted, most of them runs."""
         self.granted_at, self.granted_ms = granted_at, granted_ms
         self.tokens = b""
         self.tokens_first = 0
-        """Packed ids of what is known from position ``tokens_first`` on, which is a page's first
-        and not beyond the committed ones: what is committed is cut off now and then, not each
-        time, so that a long prompt is not copied with each of its chunks."""
+        """Packed ids of the known tokens from position ``tokens_first`` on. That position starts
+        a page and is at most the end of the committed pages: committed tokens are dropped now and
+        then, not with every commit, so that a long prompt is not copied with each of its chunks."""
         self.matched_pages = anchor.depth
-        """Cached when the lease was granted, so not of its own making."""
+        """Pages that were cached when the lease was granted, so it did not compute them."""
         self.cached_tokens = self.filled_tokens = 0
-        """Slots filled when it was granted to its present holder, and by now."""
+        """Slots that were filled when its present holder was granted it, and that are now."""
         self.waterfall = NO_WATERFALL
         self.tokens_max = 0
         """Slots that it may ever fill."""
         self.ttl_ms = 0
-        """How long what it uses is cached after it ended; 0: for as long as there is room."""
+        """How long its pages stay cached after it ends; 0: for as long as there is room."""
         self.trace = ""
-        """The trace of who was admitted; empty: none, or of an earlier life of the pager."""
+        """The trace of the admitted request; empty: none, or granted in an earlier pager life."""
         self.life: Lifecycle[LeaseState] = Lifecycle(LEASE_MOVES, _HELD, "grant")
         self.copies: list[Pages] = []
         self.promised_pages = 0
-        """More that it gets when it asks (``promises``)."""
+        """Further pages that it gets when it asks (``promises``)."""
         self.forked_from = 0
         self.copied: tuple[PageCopy, ...] = ()
-        """What the worker copies when it forks this lease off."""
+        """Page copies that the worker makes when it forks this lease off."""
         self.made = False
-        """The lease made the edge it is anchored at, and may lengthen it."""
+        """The lease created the edge it is anchored at, and may lengthen it."""
         self.prompt_pages = 0
-        """Full pages of what was asked for, while it fills them and others may wait for them."""
+        """Full pages of the prompt, while it fills them and others may wait for them; else 0."""
         self.place: tuple[Node, bytes] | None = None
-        """Where it is registered as filling them (``in_flight``): its anchor, and its next page."""
+        """Where it is registered as filling (``in_flight``): its anchor, and its next page."""
         self.ticket = ""
         self.revoked_ms = self.notified_ms = 0
         self.reason: RevokeReason = "stale"
@@ -153,17 +153,17 @@ class Lease:
 
     @property
     def account(self) -> Account:
-        """Whose quota its pages count against."""
+        """The account whose quota its pages count against."""
         return self.tree.root.account
 
     @property
     def may_fill(self) -> bool:
-        """Its holder may commit more."""
+        """Whether its holder may commit more."""
         return self.life.state is _HELD
 
     @property
     def known_tokens(self) -> int:
-        """Token ids known, from the start."""
+        """Number of known token ids, from the start of the sequence."""
         return self.tokens_first + len(self.tokens) // 4
 
     @property
@@ -178,11 +178,11 @@ class Lease:
         return unpack_extents(self.extents, page_count_max=self.page_count)
 
     def known_from(self, position: int) -> bytes:
-        """Packed ids of what is known from ``position`` on; that is not before ``tokens_first``."""
+        """Packed ids of the known tokens from ``position`` on; at least ``tokens_first``."""
         return self.tokens[4 * (position - self.tokens_first) :]
 
     def granted(self) -> Granted:
-        """The lease as it stands; on a repeat what the first answer said, or more pages."""
+        """The reply that describes the lease now. Repeated, it says the same or has more pages."""
         return Granted(
             key=self.key,
             lease=self.id,
@@ -194,7 +194,8 @@ class Lease:
         )
 
     def extended(self, message: Extend, fresh: tuple[int, bytes]) -> Extended:
-        """The pages that ``message`` does not know of; ``fresh``: how many are new, and which."""
+        """A reply with the pages that the sender of ``message`` does not know. ``fresh``: how many
+        pages were just added, and these as packed extents."""
         unknown = self.page_count - message.have_pages
         return Extended(
             key=self.key,
@@ -217,7 +218,7 @@ class Lease:
         return packed
 
     def take_written(self, count: int) -> Pages:
-        """Cut off the first ``count`` writable pages; there are so many."""
+        """Remove and return the first ``count`` writable pages; there must be that many."""
         parts, taken = self.writable, []
         while count:
             pages = parts[0]
@@ -232,14 +233,14 @@ class Lease:
         return taken[0] if len(taken) == 1 else join_all(taken)
 
     def forget(self) -> None:
-        """It is over: let go of what only memory is kept alive by (a closed ticket is remembered
-        for long, and the lease with it)."""
+        """Drop all references once the lease has ended: a closed ticket, and with it the lease,
+        is remembered for long."""
         self.anchor, self.writable, self.copies = self.tree.root, [], []
         self.extents, self.page_count, self.tokens, self.copied = b"", 0, b"", ()
 
 
 class Ticket:
-    """A lease on its way; ``handle`` is what was offered."""
+    """A lease on its way to another worker; ``handle`` is what was offered."""
 
     __slots__ = (
         "expires_ms", "handle", "id", "lease", "life", "offerer", "redeemer", "withdrawn",
@@ -256,21 +257,21 @@ class Ticket:
 
 
 class Declaration:
-    """What a worker says that it holds, as far as it has come. ``since_ms``: when its first part
-    came."""
+    """A worker's list of the leases it holds, as far as its parts have arrived. ``since_ms``: when
+    the first part arrived."""
 
     __slots__ = ("line_count", "lost", "named", "number", "parts", "since_ms")
 
     def __init__(self, number: int, since_ms: int) -> None:
         self.number, self.since_ms = number, since_ms
         self.parts: set[int] = set()
-        """Those that were taken up."""
+        """Numbers of the parts that have been processed."""
         self.named: set[int] = set()
-        """Their leases."""
+        """Leases listed in these parts."""
         self.lost: list[int] = []
-        """Those of them that the worker is to forget."""
+        """Listed leases that the worker is to forget."""
         self.line_count = 0
-        """Leases in these parts; one may be named twice."""
+        """Entries in these parts; a lease may be listed twice."""
 
 
 class Session:
@@ -293,22 +294,22 @@ class Session:
         self.incarnation, self.worker, self.lock_name = incarnation, worker, lock_name
         self.expires_ms, self.life = expires_ms, life
         self.model = ""
-        """What its worker serves."""
+        """The model that its worker serves."""
         self.leases: dict[int, Lease] = {}
-        """Those it holds or still has to let go of."""
+        """Leases that it holds or has yet to let go of."""
         self.by_key: dict[SequenceKey, Lease] = {}
-        """Those it holds."""
+        """Leases that it holds."""
         self.claimed: U32 = EMPTY
-        """Draining pages of an earlier pager life that only it could write."""
+        """Draining pages from an earlier pager life that only this incarnation could write."""
         self.letting_go: dict[int, U32] = {}
-        """Draining pages of leases that a declaration named and that are lost."""
+        """Draining pages of lost leases that a declaration listed, by lease."""
         self.declaring: Declaration | None = None
-        """The last declaration that was begun, while it is not complete."""
+        """The latest declaration, while it is incomplete."""
         self.declared_number = 0
-        """The last declaration that was complete."""
+        """Number of the last complete declaration."""
         self.mismatch_count = self.probed_ms = 0
         self.since_ms = 0
-        """When it came to its present state."""
+        """When it entered its present state."""
 
     @property
     def is_open(self) -> bool:
@@ -316,5 +317,5 @@ class Session:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of the pool is in its hands."""
+        """Whether it uses no page of the pool."""
         return not self.leases and not len(self.claimed) and not self.letting_go

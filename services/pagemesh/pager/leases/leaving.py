@@ -1,4 +1,4 @@
-"""Whoever waits for pages and wants none any more."""
+"""Removes a sequence from every queue."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pagemesh.wire.messages import SequenceKey
 
 
 def leave_queues(books: Books, incarnation: int, key: SequenceKey) -> None:
-    """A sequence waits for nothing: no room, no tenant, nothing in flight."""
+    """Stop a sequence from waiting: for room, for its tenant, or for a prefix in flight."""
     before = books.waiting.count
     books.waiting.discard(incarnation, key)
     left = books.in_flight.end_wait((incarnation, key)) is not None
     if left or books.waiting.count < before:
-        books.freed = True  # of those behind it the next may be served
+        books.freed = True  # the next one behind it may be served

@@ -1,4 +1,4 @@
-"""What it takes to serve somebody now: pages that are cached, and room for the others."""
+"""What it takes to serve a request now: which pages are cached, and room for the others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.pager_messages import Admit, Extend
 
 NO_TREE = Node(None, b"", NO_PAGES)
-"""Where what is asked under a root without a tree is matched."""
+"""Stands in for the tree of a root that has none; nothing matches in it."""
 
 
 class Needs:
-    """Looks, and changes nothing."""
+    """Computes what requests need; changes nothing."""
 
     def __init__(self, books: Books, quotas: Quotas) -> None:
         self._books, self._quotas = books, quotas
         self._page_size, self._page_count = books.facts.page_size, books.facts.page_count
 
     def require_admissible(self, message: Admit) -> None:
-        """Raises the ``Fault`` that ``message`` ends with however much room there is."""
+        """Raises a ``Fault`` if ``message`` cannot be admitted, however much room there is."""
         count, extra = divmod(len(message.tokens), 4)
         if extra or not count:
             raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
@@ -41,8 +41,9 @@ class Needs:
             raise Busy("too many leases are open, or of too many roots", retry_after_ms=1_000)
 
     def require_in_pool(self, page_count: int) -> None:
-        """Raises ``NoCapacity`` where the whole pool has fewer pages, and ``Busy`` where it has
-        without those that a disk keeps which does not answer: who queued would hold up others."""
+        """Raises ``NoCapacity`` if the whole pool has fewer pages, and ``Busy`` if it has fewer
+        without the pages that wait for an unresponsive disk: such a request would block the queue.
+        """
         if page_count > self._page_count:
             raise NoCapacity(
                 f"{page_count} pages are wanted, and the whole pool has {self._page_count}: "
@@ -56,13 +57,14 @@ class Needs:
             )
 
     def _stuck_pages(self) -> int:
-        """Pages that have been read from disk for too long."""
+        """Pages whose read from disk takes too long."""
         books = self._books
         since_ms = books.now_ms - books.limits.in_flight_stall_ms_max
         return sum(len(load.pages) for load in books.loads.values() if load.begun_ms <= since_ms)
 
     def match(self, message: Admit) -> Match:
-        """What ``message`` may read. The last token is always computed."""
+        """The cached prefix that ``message`` may use. Its last token is never matched, since it is
+        always computed."""
         tree = self._books.forest.trees.get(message.root)
         root = tree.root if tree is not None else NO_TREE
         tokens = message.tokens
@@ -70,20 +72,20 @@ class Needs:
         return self._books.forest.match(root, tokens, pages_max)
 
     def match_of(self, message: Admit | Extend) -> Match | None:
-        """What serving ``message`` would pin."""
+        """The cached prefix that serving ``message`` would pin; None for an ``Extend``."""
         return self.match(message) if isinstance(message, Admit) else None
 
     def room_beside(self, match: Match) -> int:
-        """Room that is left once ``match`` is pinned."""
+        """Room that would be left once ``match`` is pinned."""
         books = self._books
         return books.room_for(-books.forest.idle_pages(match))
 
     def _pages_beside(self, match: Match, message: Admit) -> int:
-        """Pages that ``message`` needs beside ``match``."""
+        """Pages that ``message`` needs in addition to ``match``."""
         return self._books.facts.pages_for(message.reserve_tokens) - match.pages
 
     def missing_pages(self, message: Admit | Extend, match: Match | None) -> int:
-        """Pages short of what ``message`` needs; ``match``: see ``match_of``."""
+        """How many pages are missing to serve ``message``; ``match``: see ``match_of``."""
         books = self._books
         if isinstance(message, Admit):
             assert match is not None
@@ -92,13 +94,14 @@ class Needs:
             )
         lease = books.leases[message.lease]
         need = message.page_count - lease.page_count
-        if need <= lease.promised_pages:  # they come when they may be evicted
+        if need <= lease.promised_pages:  # available as soon as idle pages may be evicted
             return need - books.pool.free - books.pool.idle
         return need - self._room_soon(lease.promised_pages)
 
     def _room_soon(self, promised_pages: int) -> int:
-        """``Books.room_for``, with what may be evicted once the last worker has said what it has of
-        an earlier life of the pager: nothing is taken back for that, unless it takes long."""
+        """``Books.room_for``, including pages that may be evicted once every worker has declared
+        what it holds from an earlier pager life: no lease is revoked for want of those, unless a
+        declaration takes too long."""
         books = self._books
         since_ms = max((books.sessions[one].since_ms for one in books.unsettled), default=None)
         if since_ms is None or books.now_ms - since_ms > books.limits.settle_late_ms:
@@ -107,7 +110,8 @@ class Needs:
         return pool.free + pool.idle - books.promises.page_count + promised_pages
 
     def more_of_tenant(self, message: Admit | Extend, match: Match | None) -> int:
-        """Pages that its tenant would use beyond what it uses now; ``match``: see ``match_of``."""
+        """Pages that the tenant would use in addition if ``message`` were served; ``match``: see
+        ``match_of``."""
         books = self._books
         if isinstance(message, Extend):
             lease = books.leases[message.lease]

@@ -1,18 +1,18 @@
-"""Who of those that wait for pages is served next: mostly the first, and now and then somebody
-behind it who finds much more of its prompt cached.
+"""Which waiter is served next: usually the first, and sometimes one behind it that finds much more
+of its prompt cached.
 
-Pages for the first may have to be taken from what others came for. Requests of three groups, each
-with a prefix of its own, that come in turns would each drive out what the next one needs, and all
-prefixes be computed again and again:
+Serving the first may evict what others need. If requests of three groups, each with a prefix of its
+own, arrive in turns, each would evict the prefix that the next one needs, and all prefixes would be
+computed again and again:
 
-    waiting   B1 C1 A2 B2 C2 A3        cached, by nobody used: the prefix of A
+    waiting   B1 C1 A2 B2 C2 A3        cached and unused: the prefix of A
     served    A2, then A3, then B1 ...
 
-Whoever was preempted does not go before anybody: its pages were taken for somebody who waits. And
-it is bounded: only sequences of the first's priority that came within the worth of a level after it
-(``messages.LEVEL_US``) go before it, and a few times. Whoever does takes a place just ahead of it
-in the one order of sequences for as long as it has the lease: otherwise the first would take the
-pages back at once.
+A preempted sequence overtakes nobody: its pages were taken for a sequence that waits. Overtaking
+is also bounded. Only sequences with the priority of the first that came after it by less than a
+priority level is worth (``messages.LEVEL_US``) may overtake it, and only a few times. A sequence
+that overtakes gets a place just ahead of the first in the one order of sequences, for as long as it
+has the lease: otherwise the first would take the pages back at once.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from pagemesh.wire.messages import LEVEL_US, Order
 from pagemesh.wire.pager_messages import Admit
 
 LOOKED_AT_MAX = 8
-"""Waiters whose prompts are looked up when there is room again."""
+"""Waiters whose prompts are looked up when there is room again, the first included."""
 PASSED_MAX = 16
-"""How often one who is first is gone before."""
+"""How often the first waiter may be overtaken."""
 SHARE_MIN = 0.25
-"""So much more of its prompt must be cached for whoever goes before the first."""
+"""A waiter that overtakes must find at least this much more of its prompt cached than the first, as
+a share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What it would take to admit somebody now."""
+    """What it would take to admit a sequence now."""
 
     cached_share: float
-    """Of its prompt."""
+    """The share of its prompt that is cached."""
     fits: bool
     """There is room for the rest."""
     evicts: bool
-    """That takes the place of what is cached."""
+    """Making that room would evict cached pages."""
 
 
 class Overtaking:
-    """Chooses; remembers how often those who wait were passed as the first."""
+    """Chooses the next waiter; remembers how often waiters were overtaken while first."""
 
     def __init__(self, outlook: Callable[[Admit], Outlook]) -> None:
         self._outlook = outlook
         self._passed_counts: dict[Name, int] = {}
-        """Of those who wait."""
+        """By waiter; those that no longer wait are dropped when one is overtaken."""
 
     def next(self, waiting: WaitList) -> Waiter:
-        """Of ``waiting``, in which somebody is, who is to be tried now."""
+        """The waiter to try now; ``waiting`` must not be empty."""
         first = waiting.first
         if len(waiting) == 1 or not isinstance(first.message, Admit):
             return first
@@ -78,7 +79,7 @@ class Overtaking:
         return best
 
     def passed(self, waiting: WaitList) -> None:
-        """Somebody went before the first of ``waiting``."""
+        """The first of ``waiting`` was overtaken."""
         name = waiting.first.name
         counts = {one: count for one, count in self._passed_counts.items() if one in waiting}
         self._passed_counts = {**counts, name: counts.get(name, 0) + 1}

@@ -1,4 +1,4 @@
-"""How long until a ``Tick`` could be of use to a pager that is asked nothing meanwhile. Pure."""
+"""How long a pager that receives no request can do without a ``Tick``. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pagemesh.pager.leases.states import SessionState
 
 _OPEN = SessionState.OPEN
 TICK_MS = 50
-"""While somebody waits for what only time brings, or there is work that ticks do in parts."""
+"""While something depends on time, or there is work that ticks do in parts."""
 CALM_TICK_MS = 100
-"""While listeners have to hear of pages that were stored or dropped."""
+"""While subscribers have yet to be told of pages that were stored or dropped."""
 IDLE_TICK_MS = 500
 _LATE_MS_MAX = 1_000
 
 
 class Absence:
-    """Tells from its ticks for how long a pager could hear nobody: it was stopped, with its machine
-    or by somebody, or the bus was away, of which it hears ``unnoticed_ms`` later at most."""
+    """Works out from a pager's ticks for how long it could hear nobody: its process or machine was
+    suspended, or the bus was unreachable, which it notices after at most ``unnoticed_ms``."""
 
     def __init__(self, *, unnoticed_ms: int) -> None:
         self._unnoticed_ms = unnoticed_ms
@@ -24,7 +24,8 @@ class Absence:
         self._on_bus = True
 
     def at_tick(self, now_ms: int, *, on_bus: bool) -> int:
-        """Milliseconds of before this tick that are nobody's silence; 0 when nothing is unusual."""
+        """Milliseconds before this tick in which nobody could be heard, so that they count as
+        nobody's silence; 0 when nothing is unusual."""
         before_ms, self._ticked_ms = self._ticked_ms, now_ms
         was_on_bus, self._on_bus = self._on_bus, on_bus
         if before_ms is None:
@@ -37,7 +38,8 @@ class Absence:
 
 
 def patience_ms(books: Books) -> int:
-    """``TICK_MS`` to ``IDLE_TICK_MS``, and less where a session is to end before that."""
+    """How long until the next tick: ``TICK_MS`` while something is pending, else until a session
+    may expire, and at most ``IDLE_TICK_MS``."""
     if (
         books.waiting.count
         or books.in_flight.wait_count

@@ -1,15 +1,15 @@
-"""Taking pages back from the young.
+"""Preemption: older sequences take pages back from younger ones.
 
-There is one total order of sequences, across prefill, tickets and decode, and of the attempts at
-each, which may both be there for a while. When the first
-waiter cannot be served after evicting, the youngest leases younger than it are revoked until
-what is free, and what will drain, suffices. The oldest sequence can therefore always go on,
-and nobody waits for somebody younger: no deadlock, and no livelock.
+There is one total order of sequences, across prefill, tickets and decode. It also orders the
+attempts at one sequence, two of which may exist for a while. When the first waiter cannot be
+served even by evicting, the youngest leases behind it are revoked until the pages that are free
+or draining suffice. The oldest sequence can therefore always go on, and nobody waits for a younger
+one: no deadlock, and no livelock.
 
-Who leaves what it owes for longer than most steps take may be frozen, and then only its death
-gives the pages back, seconds later. So where those who are not late can give enough, nobody waits
-for that. Where they cannot, what is owed late counts as on its way like all else: somebody who is
-late has pages taken for a waiter once, however long its step is.
+A worker that owes pages for longer than most steps take is *late*. It may be frozen, and then only
+its death gives the pages back, seconds later. So if the workers that are not late can give enough,
+nobody waits for a late one. If they cannot, pages that a late worker owes count as on their way
+like any others, so a waiter has pages taken from it once, however long its step is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pagemesh.pager.tree.radix import Match, Node
 
 
 class _Own:
-    """What a waiter would pin itself, and so has not gained when others let go of it. ``taken``:
-    how many pins of each node are thought to be gone."""
+    """Pages that the waiter itself would pin, and so does not gain when others unpin them.
+    ``taken``: how many pins of each node are assumed to be gone; -1: one more than now."""
 
     def __init__(self, match: Match | None) -> None:
         self.taken: dict[Node, int] = {}
@@ -34,7 +34,7 @@ class _Own:
         if match is None:
             return
         node = match.node
-        while not (node.pins or node.is_root):  # what is idle counts as pinned already
+        while not (node.pins or node.is_root):  # idle nodes were counted as pinned already
             node = node.parent
         self.taken[node] = -1
         if match.edge_pages and match.edge.pins:
@@ -42,8 +42,8 @@ class _Own:
             self._edge_pages = match.edge_pages
 
     def gained(self) -> int:
-        """Pages of the edge that it would pin the first part of, once nobody else pins it: they
-        counted as gained. They are told once."""
+        """Pages of the partly matched edge that the waiter itself would pin, once nobody else pins
+        that edge: they were counted as gained. Reported once, 0 before and after."""
         edge, pages = self._edge, self._edge_pages
         if not pages or edge is None or self.taken[edge] < edge.pins:
             return 0
@@ -62,9 +62,9 @@ class Preemption:
         self, place: Place, missing_pages: int, match: Match | None, *,
         within: Account | None = None,
     ) -> bool:  # fmt: skip
-        """Revoke for the waiter at ``place``, which would pin ``match`` itself. True when that
-        freed pages at once. ``within``: the tenant that is short of its quota, and of whom only the
-        waiter wants pages."""
+        """Revoke younger leases for the waiter at ``place``, which itself would pin ``match``.
+        Returns whether that freed pages at once. ``within``: the tenant whose quota is short; only
+        its leases are revoked."""
         books = self._books
         if missing_pages <= 0:
             return False
@@ -73,7 +73,7 @@ class Preemption:
         if victims is None and late:
             victims = self._victims(place, missing_pages, match, within, set())
         if not victims:
-            return False  # enough is on its way, or what older ones hold will have to do
+            return False  # enough is on its way, or only older leases could give enough
         before = books.room if within is None else within.used_pages
         for lease in victims:
             books.preempted_count += 1
@@ -87,8 +87,8 @@ class Preemption:
         self, place: Place, missing: int, match: Match | None, within: Account | None,
         late: set[int],
     ) -> list[Lease] | None:  # fmt: skip
-        """Whom to take ``missing`` pages from beside what is on its way; None when that cannot be.
-        What incarnations in ``late`` owe or hold is not looked at."""
+        """The leases to revoke for ``missing`` pages, less those on their way; None when the
+        younger leases hold too few. Pages that incarnations in ``late`` owe or hold are ignored."""
         books = self._books
         own = _Own(match)
         taken = own.taken
@@ -105,7 +105,7 @@ class Preemption:
             if within is not None and lease.account is not within:
                 continue
             if lease.incarnation in late and lease.life.state is LeaseState.HELD:
-                continue  # what is offered comes back at once
+                continue  # an offered lease has no reader, so its pages are free at once
             victims.append(lease)
             missing -= len(lease.held_pages) + lease.promised_pages
             missing -= self._unpinned(lease, taken, within)
@@ -113,11 +113,11 @@ class Preemption:
         return victims if missing <= 0 else None
 
     def shed_copies(self, lease: Lease, *, within: Account | None = None) -> None:
-        """Revoke a waiting lease whose own copies of what the tree has are in its way.
+        """Revoke a lease that waits for room which its own private copies of cached pages take up.
 
-        It holds both: its private pages, and by its anchor the tree's. When nobody older
-        holds anything and nothing drains, nothing else can make room; admitted again, it
-        reads the tree's pages and needs no others for them."""
+        It holds both: the copies and, through its anchor, the tree's pages. When no older lease
+        exists and nothing drains, nothing else can make room. Admitted again, the sequence reads
+        the tree's pages and needs no copies of them."""
         books, late = self._books, self._late()
         if not lease.copies or self._on_its_way(late):
             return
@@ -132,13 +132,13 @@ class Preemption:
         books.revoke(lease, "preempted")
 
     def _late(self) -> set[int]:
-        """Incarnations that were told to let go of a lease long ago, and did not."""
+        """Incarnations that were told to let go of a lease long ago, and have not done so."""
         books, late_ms = self._books, self._books.limits.drain_late_ms
         revoked = books.revoked.values()
         return {one.incarnation for one in revoked if books.now_ms - one.revoked_ms >= late_ms}
 
     def _on_its_way(self, late: set[int]) -> int:
-        """Pages that drain, but those of who is ``late``."""
+        """Draining pages, without those that incarnations in ``late`` owe."""
         books = self._books
         if not late:
             return books.pool.draining
@@ -149,7 +149,7 @@ class Preemption:
         """Leases after ``place``, the youngest first."""
         books, order = self._books, place[:3]
         if order > books.youngest:
-            return []  # as under load: who waits came after those who were served
+            return []  # usual under load: waiters come after those being served
         younger = [
             lease
             for lease in books.leases.values()
@@ -161,7 +161,7 @@ class Preemption:
         return younger
 
     def _unpinned(self, lease: Lease, taken: dict[Node, int], within: Account | None) -> int:
-        """Pages that end up idle, and evictable, with ``lease`` gone too."""
+        """Further pages that become idle, and so evictable, once ``lease`` is gone too."""
         if not self._books.may_evict() and within is None:
             return 0
         return self._books.forest.try_unpin(lease.anchor, taken)

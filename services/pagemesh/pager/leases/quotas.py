@@ -1,8 +1,9 @@
-"""Tenants that use all the pages they may: their next sequences wait for their own.
+"""Page quotas of tenants: a tenant that uses all of its pages waits for its own sequences.
 
-A quota is a small pool of its own. Who would use more waits, in the order of all sequences but
-beside the others', so that it is in nobody else's way; while it is the first of its tenant, younger
-leases of the same tenant are revoked for it. What could never fit is refused with the numbers.
+A quota is like a small pool of its own. A sequence that would exceed it waits in a list of its
+tenant, in the order of all sequences, and so is in no other tenant's way. While it is the first in
+that list, younger leases of the same tenant are revoked for it. A request that could never fit is
+refused with the numbers.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from pagemesh.wire.pager_messages import Admit, Extend
 
 
 class Quotas:
-    """Holds back who would use more than its tenant may."""
+    """Holds back sequences that would exceed their tenant's quota."""
 
     def __init__(self, books: Books, preemption: Preemption) -> None:
         self._books = books
         self._preemption = preemption
 
     def require_fitting(self, terms: CacheTerms, page_count: int) -> None:
-        """Raises ``OverQuota`` for what the quota of ``terms`` never allows."""
+        """Raises ``OverQuota`` if the quota of ``terms`` never allows ``page_count`` pages."""
         self._require(terms.tenant, terms.quota_pages(self._books.pool.total), page_count)
 
     def require_growing(self, account: Account, page_count: int) -> None:
-        """Raises ``OverQuota`` for a lease of ``page_count`` pages that never fits."""
+        """Raises ``OverQuota`` if the quota never allows a lease of ``page_count`` pages."""
         if account.tenant:
             self._require(account.tenant, account.quota_pages, page_count)
 
@@ -56,9 +57,9 @@ class Quotas:
         return account.quota_pages - account.used_pages
 
     def holds_back(self, waiter: Waiter, need_pages: int, match: Match | None) -> bool:
-        """Whether ``waiter`` waits for its tenant: it would use ``need_pages`` more than now, and
-        that is too much, or somebody before it waits for the same. Raises ``Busy`` when too many
-        do."""
+        """Whether ``waiter``, which needs ``need_pages`` more, has to wait for its tenant: that
+        exceeds the quota, or a sequence of the tenant before it waits already. Raises ``Busy`` when
+        too many wait."""
         account = self.account_of(waiter.message)
         if account is None:
             return False
@@ -68,7 +69,7 @@ class Quotas:
                 return False
             account.waiting.require_room(waiter)
             missing = need_pages - self.room(account)
-            # Only for who may also wait for room: what was taken for a refused one is lost.
+            # Only if it could also queue for room: preempting for a refused waiter is a waste.
             if waiting.has_room(waiter):
                 pressed = self._preemption.press(waiter.place, missing, match, within=account)
                 if pressed and need_pages <= self.room(account):
@@ -77,18 +78,18 @@ class Quotas:
         return True
 
     def shed_copies(self, waiter: Waiter) -> None:
-        """Let go of a held back lease whose copies are what is too much (``Preemption``)."""
+        """Revoke a held-back lease whose private copies exceed the quota (``Preemption``)."""
         if isinstance(waiter.message, Extend):
             lease = self._books.leases[waiter.message.lease]
             self._preemption.shed_copies(lease, within=lease.account)
 
     def firsts(self) -> Iterator[Waiter]:
-        """Of each tenant that waits for itself the first one, again and again while the caller
-        takes it out."""
+        """The first waiter of each tenant's list, then the next one for as long as the caller takes
+        them out of the list."""
         for account in list(self._books.accounts.by_tenant.values()):
             for _ in range(len(account.waiting)):
                 if not len(account.waiting):
-                    break  # the others' leases were taken back for the one before
+                    break  # the leases of the others were revoked for the waiter before
                 first = account.waiting.first
                 yield first
                 if first.name in account.waiting:

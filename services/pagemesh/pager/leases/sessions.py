@@ -1,7 +1,7 @@
-"""Sessions: who may hold leases, whether what they hold is what we think, and who is gone.
+"""Sessions: which workers may hold leases, whether their view agrees with ours, and who is gone.
 
-A session ends by silence (``EXPIRED``) or by the proof that its process is gone (its lock is
-free). Only the second, or an acknowledgement, lets its writable pages be used again.
+A session ends by silence (``EXPIRED``) or by proof that its process is gone (its lock is free).
+Its writable pages can be reused only after that proof or an acknowledgement.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def _shape(pages: PoolSpec | PoolFacts) -> str:
 
 
 class Sessions:
-    """Open, keep alive, expire, bury."""
+    """Opens sessions, keeps them alive, expires them, and removes those of dead workers."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._ticked_ms = 0
 
     def open(self, message: OpenSession) -> SessionOpened:
-        """Start (or confirm) the session of a worker incarnation."""
+        """Start (or confirm) the session of a worker incarnation. Raises ``Stale`` when its pages
+        differ from the pool's, ``Busy`` when too many sessions are known, and ``Malformed``."""
         books, facts = self._books, self._books.facts
         if message.pool.layout_digest != facts.layout_digest:
             raise Stale(
@@ -89,8 +90,9 @@ class Sessions:
         )
 
     def heartbeat(self, message: Heartbeat) -> Ok | DeclareWanted:
-        """Stay alive, and compare what is held (not what is offered or revoked). A difference
-        must be seen twice in a row: grants and releases under way make harmless ones."""
+        """Keep the session alive, and compare the held leases (not those offered or revoked). A
+        declaration is asked for only when they differ twice in a row, because grants and releases
+        in transit cause harmless differences. Raises ``Stale``."""
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         session.expires_ms = books.now_ms + books.limits.session_ttl_ms
@@ -104,7 +106,7 @@ class Sessions:
         return Ok()
 
     def acknowledge(self, message: AckRevoke) -> Ok:
-        """The holder has let go."""
+        """The holder has let go of revoked leases."""
         books = self._books
         for lease_id in message.leases:
             lease = books.leases.get(lease_id)
@@ -122,8 +124,9 @@ class Sessions:
         return Ok()
 
     def was_away(self, away_ms: int) -> None:
-        """Nobody was heard meanwhile, so that it counts as nobody's silence. What of that was
-        before the last tick keeps no ticket: a bus that goes again and again would, for ever."""
+        """Extend deadlines by ``away_ms``, in which nobody could be heard: it counts as nobody's
+        silence. Tickets are extended by the part since the last tick only; otherwise a bus that
+        fails again and again would keep them open for ever."""
         books = self._books
         since_ms, self._ticked_ms = books.now_ms - self._ticked_ms, books.now_ms
         if not away_ms:
@@ -149,7 +152,7 @@ class Sessions:
                 self._lapse(session)
 
     def bury(self, incarnation: int) -> None:
-        """The process is proven dead: nothing of it reads or writes any more."""
+        """End everything of a process that is proven dead, and so neither reads nor writes."""
         books = self._books
         session = books.sessions.get(incarnation)
         if session is not None:
@@ -165,8 +168,8 @@ class Sessions:
         books.settle()
 
     def chase(self) -> None:
-        """On a tick: repeat revocations, probe those who do not answer and those whose prefixes
-        are waited for, and when others wait for too long end them."""
+        """On a tick: repeat revocations, probe workers that owe pages and those whose prefixes
+        others wait for, and kill those that keep owing pages that others wait for."""
         books, limits = self._books, self._books.limits
         revoked_ms: dict[int, int] = {}
         for lease in books.revoked.values():
@@ -191,8 +194,8 @@ class Sessions:
             books.out.append(ProbeHolder(session.incarnation))
 
     def forget_if_over(self, session: Session) -> None:
-        """Drop the record of an expired session that has nothing of the pool, nor fills pages of
-        it: the next pager has to know whom to fear."""
+        """Drop the record of an expired session that uses no page of the pool and fills none.
+        Others are kept, since the next pager must know which workers may still touch pages."""
         books = self._books
         if session.life.state is not SessionState.EXPIRED or not session.is_empty:
             return
@@ -201,8 +204,8 @@ class Sessions:
             self._remove(session, "nothing held")
 
     def _unresponsive_since_ms(self, session: Session, revoked_ms: dict[int, int]) -> int | None:
-        """Since when the session owes us pages, or None when it owes nothing. ``revoked_ms``:
-        when the first of its revoked leases was, by incarnation."""
+        """Since when the session owes pages, or None when it owes none. ``revoked_ms``: when the
+        first of its still revoked leases was revoked, by incarnation."""
         owing = []
         if session.incarnation in revoked_ms:
             owing.append(revoked_ms[session.incarnation])
@@ -212,9 +215,9 @@ class Sessions:
         return min(owing) if owing else None
 
     def _is_overdue(self, session: Session, since_ms: int) -> bool:
-        """Whether ``session``, which owes us pages ``since_ms``, should have let go of them. Who
-        beats does so once its step has ended, and ends by itself when that takes too long; who is
-        silent is frozen or dead, whatever it was computing when it was last heard."""
+        """Whether ``session``, which has owed pages since ``since_ms``, should have let go by now.
+        A worker that sends heartbeats lets go when its step ends, and ends itself if the step
+        takes too long. A silent worker is frozen or dead, whatever it was computing before."""
         now_ms, limits = self._books.now_ms, self._books.limits
         if session.is_open:
             return now_ms - since_ms >= limits.busy_drain_ms_max
@@ -222,8 +225,8 @@ class Sessions:
         return now_ms - max(since_ms, heard_ms) >= limits.drain_ms_max
 
     def _is_in_the_way(self, session: Session) -> bool:
-        """Whether somebody waits for what ``session`` owes: for room, or for its tenant, of whose
-        quota revoked leases still take their part."""
+        """Whether a sequence waits for what ``session`` owes: for room in the pool, or in its
+        tenant's quota, against which revoked leases still count."""
         if len(self._books.waiting):
             return True
         owed = (one for one in session.leases.values() if one.life.state is LeaseState.REVOKED)

@@ -1,17 +1,17 @@
 """The states of leases, tickets and sessions, and the moves between them.
 
-lease     HELD <----> OFFERED         held by a session, or on its way by a ticket
+lease     HELD <----> OFFERED         held by a session, or in transit under a ticket
            |  `-----.    |
            v         v   v
         REVOKED ---> ENDED            REVOKED: its pages drain until the holder lets go
 
 ticket    OFFERED --> REDEEMED | CANCELLED | EXPIRED
 
-session   OPEN <----> EXPIRED         open again only by OpenSession, without its leases
-           |  ^          |
-           v  |          v
+session   OPEN <----> EXPIRED         reopened only by OpenSession, without its leases
+           |             |
+           v             v
           DEAD <------ (any)
-        SILENT --> OPEN | DEAD        SILENT: known from an earlier pager life only
+        SILENT --> OPEN | DEAD        SILENT: known only from an earlier pager life
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "stale"
 
 
 class IllegalMove(AssertionError):
-    """A lifecycle was asked for a move that its table does not have, a bug in the pager; says the
-    history of what was to move."""
+    """A lifecycle was asked for a move that its table does not allow: a bug in the pager. The
+    message contains the history."""
 
 
 class LeaseState(enum.Enum):
@@ -33,7 +33,7 @@ class LeaseState(enum.Enum):
     REVOKED = "revoked"
     ENDED = "ended"
 
-    __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash is a Python call
 
 
 class TicketState(enum.Enum):

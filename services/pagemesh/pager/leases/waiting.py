@@ -1,7 +1,8 @@
-"""Who waits for pages, in the one total order of sequences.
+"""Queues of sequences that wait for pages, in the one total order of sequences.
 
-A waiter holds nothing: neither pages nor a promise. The first one is served first, whatever
-the others want, and may be passed by a few (``overtaking``): nobody young overtakes for ever.
+A sequence that waits to be admitted holds nothing, neither pages nor a promise. The first is served
+first, whatever the others want. Only a bounded number may overtake it (``overtaking``), so nobody
+starves.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted
 
 FIRST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
-"""Before every sequence."""
+"""Sorts before every sequence."""
 Place = tuple[int, str, int, int, int]
-"""That of an ``Order``, then attempt and incarnation, so that no two waiters tie."""
+"""The place of an ``Order``, then attempt and incarnation, so that no two waiters tie."""
 
 
 Name = tuple[int, SequenceKey]
-"""Who waits: an incarnation and its sequence."""
+"""Identifies a waiter: a worker incarnation and its sequence."""
 
 
 def place_of(order: Order, attempt: int, incarnation: int) -> Place:
@@ -31,15 +32,15 @@ def place_of(order: Order, attempt: int, incarnation: int) -> Place:
 
 
 def require_own(order: Order, key: SequenceKey) -> None:
-    """Raises ``Malformed`` unless ``order`` is that of the sequence ``key``: two that shared one
-    would have the same place."""
+    """Raises ``Malformed`` unless ``order`` belongs to the sequence ``key``: two sequences with one
+    order would have the same place."""
     if order.request != key.request or order.choice != key.choice:
         raise Malformed("the order is another sequence's")
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One unanswered wish. ``forget_ms``: when it is dropped unless asked again."""
+    """A queued request. ``forget_ms``: when it is dropped unless asked again."""
 
     place: Place
     message: Admit | Extend
@@ -52,13 +53,13 @@ class Waiter:
         return (self.message.incarnation, self.message.key)
 
     def later(self, ms: int, latest_ms: int) -> Waiter:
-        """The same, forgotten so much later, at most at ``latest_ms``."""
+        """The same, to be forgotten ``ms`` later, but not later than ``latest_ms``."""
         forget_ms = min(self.forget_ms + ms, max(latest_ms, self.forget_ms))
         return Waiter(self.place, self.message, self.order, forget_ms, self.trace)
 
 
 def pushed(message: Admit | Extend, reply: Granted | Extended) -> Granted | Extended:
-    """``reply`` to ``message``, as whoever was queued is told: what was granted, and to whom."""
+    """``reply`` as it is pushed to a worker that was queued: a grant says how it was asked for."""
     if isinstance(message, Admit) and isinstance(reply, Granted):
         return msgspec.structs.replace(reply, asked_as=message.asked_as)
     return reply
@@ -70,7 +71,7 @@ class WaitList:
     def __init__(self, waiter_count_max: int) -> None:
         self._waiter_count_max = waiter_count_max
         self.places: list[Place] = []
-        """Ascending. Only to be looked at; none: nobody waits."""
+        """Ascending; for reading only. Empty: nobody waits."""
         self._by_place: dict[Place, Waiter] = {}
         self._by_name: dict[Name, Waiter] = {}
 
@@ -86,7 +87,7 @@ class WaitList:
         return self._by_place[self.places[0]]
 
     def ahead_of(self, place: Place) -> int:
-        """How many wait at smaller places."""
+        """How many waiters have smaller places."""
         return bisect_left(self.places, place)
 
     def put(self, waiter: Waiter) -> None:
@@ -98,11 +99,11 @@ class WaitList:
         self._by_name[waiter.name] = waiter
 
     def has_room(self, waiter: Waiter) -> bool:
-        """Whether ``waiter`` may be put, or is in it already."""
+        """Whether ``put`` would accept ``waiter``: there is room, or it is in the list already."""
         return waiter.name in self._by_name or len(self.places) < self._waiter_count_max
 
     def require_room(self, waiter: Waiter) -> None:
-        """Raises ``Busy`` when ``put`` would."""
+        """Raises ``Busy`` if ``put`` would."""
         if not self.has_room(waiter):
             raise Busy(f"{len(self.places)} sequences wait for pages", retry_after_ms=1_000)
 
@@ -119,7 +120,8 @@ class WaitList:
             self.discard(*waiter.name)
 
     def was_away(self, away_ms: int, latest_ms: int) -> None:
-        """Nobody was heard for so long: nobody is forgotten for it, at most until ``latest_ms``."""
+        """Nobody could be heard for ``away_ms``: keep waiters that much longer, at most until
+        ``latest_ms``."""
         for waiter in list(self):
             self._by_name[waiter.name] = self._by_place[waiter.place] = waiter.later(
                 away_ms, latest_ms
@@ -140,26 +142,26 @@ class WaitList:
 
 
 class Queues(WaitList):
-    """Those who wait for room, and beside them, in lists of their own, those who wait until
-    their tenant uses less. Each waits in one place."""
+    """The sequences that wait for room and, in separate lists, those that wait until their tenant
+    uses less. Each waits in one list only."""
 
     def __init__(self, waiter_count_max: int) -> None:
         super().__init__(waiter_count_max)
         self._lists: dict[Name, WaitList] = {}
-        """Who waits for its tenant, and where."""
+        """The sequences that wait for their tenants, and the list each is in."""
 
     @property
     def count(self) -> int:
-        """How many wait, for room or for their tenants."""
+        """How many sequences wait, for room or for their tenants."""
         return len(self.places) + len(self._lists)
 
     def held_back(self) -> Iterator[Waiter]:
-        """Those who wait for their tenants."""
+        """The sequences that wait for their tenants."""
         for own in set(self._lists.values()):
             yield from own
 
     def hold_back(self, waiter: Waiter, own: WaitList) -> None:
-        """Have ``waiter`` wait in ``own``, its tenant's list. Raises ``Busy`` when that is full."""
+        """Make ``waiter`` wait in ``own``, its tenant's list. Raises ``Busy`` when that is full."""
         own.require_room(waiter)
         self.discard(*waiter.name)
         own.put(waiter)
@@ -170,7 +172,7 @@ class Queues(WaitList):
         self.let_go(incarnation, key)
 
     def let_go(self, incarnation: int, key: SequenceKey) -> None:
-        """Who is waiting for its tenant, if it is, does so no longer."""
+        """Remove the sequence from its tenant's list, if it is in one."""
         own = self._lists.pop((incarnation, key), None)
         if own is not None:
             own.discard(incarnation, key)

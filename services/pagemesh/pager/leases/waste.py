@@ -1,14 +1,14 @@
-"""What is taken and holds nothing, counted when somebody asks.
+"""Wasted KV memory (slots that are taken and hold no token), counted on request.
 
-    internal      slots behind the last token, in a page that has some
-    reservation   slots of granted pages that have no token yet: of a prompt that is being computed,
-                  and ahead of growth
+    internal      empty slots after the last token, in a page that is partly filled
+    reservation   slots of granted pages without any token yet: of a prompt that is being computed,
+                  or granted ahead of growth
     external      none: all pages are alike, so any free one will do
-    contiguous    what sequences would waste whose slots had to lie side by side, up to the most
-                  that each of them can come to: what paging saves
+    contiguous    what contiguous allocation would waste, with slots reserved for the greatest
+                  length of each sequence: the waste that paging saves
 
-Counted over standing leases, in slots. The pager hears of tokens when pages are committed, so what
-was drawn since counts as reservation still: the true waste is a little less.
+Counted in slots over all leases that are not revoked. The pager learns of tokens when pages are
+committed, so tokens drawn since then still count as reservation: the true waste is a little less.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REVOKED = LeaseState.REVOKED
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Sums over leases that stand. ``unfilled_slots``: granted and without a token, which is
-    internal and reservation."""
+    """Sums over leases that are not revoked. ``unfilled_slots``: granted slots without a token,
+    internal and reservation together."""
 
     unfilled_slots: int
     internal_slots: int
@@ -37,7 +37,7 @@ class Waste:
 
 
 def waste_of(leases: Iterable[Lease], page_size: int) -> Waste:
-    """The waste of those of ``leases`` that stand, with pages of ``page_size`` slots."""
+    """The waste of ``leases``, except revoked ones, with pages of ``page_size`` slots."""
     unfilled = internal = contiguous = 0
     for lease in leases:
         if lease.life.state is _REVOKED:

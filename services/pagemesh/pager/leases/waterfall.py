@@ -1,22 +1,22 @@
-"""What became of each cached token of a prompt, and why the rest is not there (``Waterfall``).
+"""The hit waterfall: how many tokens of a prompt were cached, and why the others were not.
 
-It is told of the tokens right after the match, by the first of these rows of which anything is
-known. A row with several reasons may give several, each with its tokens.
+The reason for the tokens right after the match is given by the first of these rows that applies.
+A row with several reasons may give several of them, each with its number of tokens.
 
     not_read                      the request may not read the cache, so nothing matches
-    in_flight                     somebody is computing it, and could not be waited for
+    in_flight                     another lease is computing it, and could not be waited for
     on_disk                       reading it would take longer than computing it
-    corrupt                       it was on disk, in a page that was damaged or behind one
-    expired                       it is in the tree still, and its time is over
-    evicted expired quota         it was cached lately, and left the tree: these pages for this
-    invalidated                   reason, the next ones for that
+    corrupt                       it was on disk, in a damaged page or after one
+    expired                       it is still in the tree, but its lifetime is over
+    evicted expired quota         it was cached recently and has left the tree; consecutive pages
+    invalidated                   may have left for different reasons
     other_root                    it is cached for the same tenant under another root: another
                                   model, other weights or types, another salt
-    abandoned                     it was waited for, and did not come: who computed it ended or was
-                                  too slow, or what was read from disk was damaged
-    partial_page last_token       the cache agrees further on, but shares whole pages only; where it
-                                  agrees to the end, one of these tokens is the prompt's last, which
-                                  is always computed
+    abandoned                     it was waited for and did not come: the lease that computed it
+                                  ended or was too slow, or a page read from disk was damaged
+    partial_page last_token       the cache agrees for part of the next page, but only whole pages
+                                  are shared; if it agrees to the end of the prompt, one of these
+                                  tokens is the last, which is always computed
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pagemesh.pager.tree.radix import Match
 from pagemesh.wire.pager_messages import Admit, Waterfall
 
 _ROOTS_MAX = 8
-"""The roots that were used last."""
+"""How many of the most recently used roots are searched for ``other_root``."""
 
 
 class Waterfalls:
-    """Explains admissions."""
+    """Makes the waterfall of each admission."""
 
     def __init__(self, books: Books, tiers: Tiers) -> None:
         self._books, self._tiers = books, tiers
@@ -49,8 +49,8 @@ class Waterfalls:
     def of(
         self, message: Admit, match: Match, found: Found | None, on_disk: OnDisk | None
     ) -> Waterfall:
-        """What ``message`` gets of what there is, with ``match`` pinned for it; ``found`` and
-        ``on_disk`` follow the match and are not waited for."""
+        """The waterfall of ``message``, for which ``match`` is about to be pinned. ``found`` and
+        ``on_disk``: what follows the match and is not waited for."""
         if not message.read_cache:
             return self._not_read(message)
         size = self._page_size
@@ -91,7 +91,7 @@ class Waterfalls:
         )
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless what is known of the departed goes by what is there."""
+        """Raise ``AssertionError`` unless the record of departed pages is consistent."""
         self._departed.check()
 
     def _not_read(self, message: Admit) -> Waterfall:
@@ -104,7 +104,8 @@ class Waterfalls:
         return Waterfall(available_tokens=unread, lost={"not_read": unread} if unread else {})
 
     def _gone(self, message: Admit, match: Match, lost: dict[str, int]) -> bool:
-        """Note why whole pages after ``match`` are not cached. Whether it is known of any."""
+        """Note in ``lost`` why whole pages after ``match`` are not cached. Returns whether a reason
+        is known for any."""
         pages_max = (len(message.tokens) // 4 - 1) // self._page_size
         if match.pages >= pages_max:
             return False
@@ -126,8 +127,8 @@ class Waterfalls:
         return bool(lost)
 
     def _elsewhere(self, message: Admit, pages_max: int) -> int:
-        """The most pages that are cached of the prompt under another root of its tenant, of
-        those that were used last."""
+        """The most pages of the prompt that are cached under one other root of its tenant, among
+        the most recently used roots."""
         most, first_page = 0, message.tokens[: self._width]
         forest = self._books.forest
         for tree in islice(reversed(forest.trees.values()), _ROOTS_MAX + 1):
@@ -140,8 +141,8 @@ class Waterfalls:
         return most
 
     def _gained(self, wait: Wait | None, matched_tokens: int) -> tuple[int, int]:
-        """Tokens that ``wait`` saved the sequence to compute: that others computed for it, and
-        that were read from disk."""
+        """Tokens that the sequence need not compute thanks to ``wait``: first those that others
+        computed, then those read from disk."""
         if wait is None:
             return 0, 0
         gained_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
