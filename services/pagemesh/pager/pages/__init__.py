@@ -1,1 +1,1 @@
-"""The ledger of pages, and lists of them. Pure."""
+"""The ledger of pages, and lists of pages. Pure."""

@@ -11,14 +11,15 @@ from pagemesh.pager.pages.runs import Pages, Run, where
 
 U64Array = NDArray[np.uint64]
 Numbers: TypeAlias = "Run | bytes"
-"""One a page: a run where they count up, or packed, of 64 bits."""
+"""One number per page: a run if they count up, else packed as 64-bit integers."""
 
 
 class Column:
-    """At first 0 for each of ``page_count`` pages, which takes no memory: that comes with use.
+    """A number for each of ``page_count`` pages, 0 at first. Zeros take no memory until they are
+    written to.
 
-    The same memory twice: runs go in as slices of a memoryview, in a third of the time that
-    numpy takes for it; ``numbers`` is for anything else.
+    The same memory is accessed in two ways: runs are written as slices of a memoryview, in a third
+    of the time that numpy takes; ``numbers`` is for everything else.
     """
 
     __slots__ = ("_view", "numbers")
@@ -33,14 +34,14 @@ class Column:
         return number
 
     def put(self, pages: Pages, numbers: memoryview) -> None:
-        """``pages`` have ``numbers`` now, one each, of 8 bytes."""
+        """Set ``pages`` to ``numbers``: one for each page, of 8 bytes."""
         if isinstance(pages, Run):
             self._view[pages.start : pages.stop] = numbers
         else:
             self.numbers[where(pages)] = np.frombuffer(numbers, np.uint64)
 
     def put_one(self, page: int, number: int) -> None:
-        """``page`` has ``number`` now."""
+        """Set ``page`` to ``number``."""
         self._view[page] = number
 
     def of(self, pages: Pages) -> Numbers:

@@ -1,8 +1,8 @@
 """The free pages of a pool, kept so that most grants are one contiguous run.
 
-Longer runs lie on a stack of their own: a prompt is cut off the top of one. Single pages and
-short runs, as growing answers leave them, lie on another, from where little wishes are served,
-so that they do not tear the runs. ``tidy`` makes runs of what has come together.
+Longer runs lie on a stack of their own, from the top of which grants for prompts are cut. Single
+pages and short runs, as growing answers leave them, lie on a second stack that serves small
+grants, so that these do not fragment the long runs. ``tidy`` joins adjacent pages into runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TIDY_RUNS_MAX = 1 << 10
 
 
 class FreePages:
-    """``count`` of them. That no page is pushed twice is the ledger's to see to."""
+    """``count`` free pages. The ledger ensures that no page is pushed twice."""
 
     __slots__ = ("_odd", "_odd_count", "_runs", "_untidy", "count")
 
     def __init__(self, page_count: int) -> None:
-        """All of ``page_count`` pages are free."""
+        """Start with all of ``page_count`` pages free."""
         self.count = page_count
         # The top of each stack is its end.
         self._runs = [Run(0, page_count)] if page_count else []
@@ -37,12 +37,12 @@ class FreePages:
         self._untidy = False
 
     def reset(self, pages: U32) -> None:
-        """``pages``, ascending, are free and no others. Low ones will go out first."""
+        """Make ``pages``, ascending, the only free pages. Low ones are given out first."""
         self.count, self._runs, self._odd_count = len(pages), [], 0
         self._put(*_pieces(pages))
 
     def push(self, pages: Pages) -> None:
-        """``pages`` are free now."""
+        """Add ``pages``."""
         count = len(pages)
         if not count:
             return
@@ -58,10 +58,10 @@ class FreePages:
         self._odd_count += count
 
     def pop(self, count: int) -> Pages:
-        """``count`` free pages, ascending, that are so no longer; there must be so many."""
+        """Remove and return ``count`` pages, ascending; there must be that many."""
         self.count -= count
         if count < RUN_PAGES_MIN and self._odd_count >= count:
-            if count == 1:  # most of the time: an answer grows
+            if count == 1:  # the most frequent case: an answer grows
                 self._odd_count = at = self._odd_count - 1
                 return Run(page := self._odd.item(at), page + 1)
             return run_of(np.sort(self._pop_odd(count)))
@@ -69,7 +69,7 @@ class FreePages:
         for index in range(-1, -1 - min(len(runs), _LOOK_RUNS_MAX), -1):
             run = runs[index]
             cut = run.start + count
-            if cut < run.stop:  # so it mostly is, with the first that is looked at
+            if cut < run.stop:  # usually true of the first run that is tried
                 runs[index] = Run(cut, run.stop)
                 return Run(run.start, cut)
             if cut == run.stop:
@@ -78,7 +78,7 @@ class FreePages:
         return self._gather(count)
 
     def tidy(self) -> None:
-        """Join what lies on top of the stacks into longer runs, low pages outermost."""
+        """Join pages at the top of both stacks into longer runs, and leave low pages on top."""
         if not self._untidy or not self.count:
             return
         self._untidy = False
@@ -94,7 +94,7 @@ class FreePages:
         self._put(starts[np.append(True, apart)], stops[np.append(apart, True)])
 
     def table(self) -> U32:
-        """Every free page, in no order."""
+        """Every free page, in no particular order."""
         return np.concatenate([*map(table_of, self._runs), self._odd[: self._odd_count]])
 
     def _pop_odd(self, count: int) -> U32:
@@ -102,7 +102,7 @@ class FreePages:
         return self._odd[self._odd_count : self._odd_count + count]
 
     def _gather(self, count: int) -> Pages:
-        """Pages from several places."""
+        """Remove and return ``count`` pages that no single run has."""
         parts: list[U32] = []
         while count and self._runs:
             run = self._runs.pop()
@@ -115,7 +115,7 @@ class FreePages:
         return run_of(np.sort(np.concatenate(parts)))
 
     def _put(self, starts: _Borders, stops: _Borders) -> None:
-        """Put runs ``[start, stop)``, ascending, on top, the lowest last."""
+        """Push runs ``[start, stop)``, which ascend, so that the lowest ends on top."""
         counts = stops - starts
         long = counts >= RUN_PAGES_MIN
         borders = zip(starts[long].tolist(), stops[long].tolist(), strict=True)
@@ -128,7 +128,7 @@ class FreePages:
 
 
 def _pieces(pages: U32) -> tuple[_Borders, _Borders]:
-    """Where the runs in ``pages``, which ascend, start and stop."""
+    """The starts and stops of the runs in ``pages``, which ascend."""
     if not len(pages):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     apart = np.diff(pages) != 1

@@ -1,4 +1,4 @@
-"""What the ledger raises (``pool``)."""
+"""The error that the ledger (``pool``) raises."""
 
 
 class LedgerError(AssertionError):

@@ -1,4 +1,4 @@
-"""The ledger of a pool: what state each page is in, and which pages are free.
+"""The ledger of a pool: the state of each page, and which pages are free.
 
          take                commit                      evict
     FREE -----> HELD --------------------> COMMITTED ------------+
@@ -11,11 +11,11 @@
      |  settle                                                   |
      +--- free (from HELD) <-------------------------------------+
 
-At every moment ``free + held + pinned + idle + draining = total``. Whether a committed page
-is pinned is known to the prefix tree, which reports changes by count.
+At every moment ``free + held + pinned + idle + draining = total``. Only the prefix tree knows
+which committed pages are pinned; it reports changes as counts.
 
 Most grants are one run of pages (see ``runs`` and ``free_pages``), which is moved, numbered and
-checked as a slice: its length hardly matters.
+checked as a slice, so its length hardly matters.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _TOLD_MAX = 8
 
 
 Grant = tuple[Pages, Run]
-"""Pages that are held now, and their new sequences."""
+"""Pages that have become held, and their new ledger sequences."""
 
 
 class PagePool:
     """Page states, reuse sequences and identities of ``page_count`` pages.
 
-    Ledger numbers start above ``first_sequence`` and only grow. A page has two: the
+    Ledger numbers start above ``first_sequence`` and only grow. A page has two of them: the
     *sequence* of its last grant (the fence) and, once committed, its *identity*.
     """
 
@@ -62,11 +62,11 @@ class PagePool:
         self.evicted = 0
         self.last_sequence = first_sequence
         self._sequences, self._identities = Column(page_count), Column(page_count)
-        # The same bytes twice: runs are compared and set as bytes, other lists through numpy.
+        # Two views of the same bytes: runs are compared and set as bytes, others through numpy.
         self._states = bytearray(page_count)
         self._view: NDArray[np.uint8] = np.frombuffer(self._states, np.uint8)
         self._free = FreePages(page_count)
-        # Numbers that are likely to be given out next: copying some is cheaper than making them.
+        # Consecutive numbers, likely the next to be given out: copying is cheaper than making them.
         self._ramp_first = 0
         self._ramp: U64Array = np.arange(_RAMP_COUNT, dtype=np.uint64)
         self._ramp_view = self._ramp.data.cast("B").cast("Q")
@@ -80,12 +80,12 @@ class PagePool:
 
     @property
     def sequences(self) -> U64Array:
-        """Of each page, to look at and, before anything is granted, to set."""
+        """The sequence of each page; to be written only before anything is granted."""
         return self._sequences.numbers
 
     @property
     def identities(self) -> U64Array:
-        """Of each page, likewise."""
+        """The identity of each page; to be written only before anything is granted."""
         return self._identities.numbers
 
     def identity_of(self, page: int) -> int:
@@ -98,8 +98,8 @@ class PagePool:
         return first
 
     def renumber(self, pages: Pages) -> Run:
-        """Give ``pages`` new, larger sequences, one after the other, and return these: whoever
-        had the pages is fenced off."""
+        """Give ``pages`` new, consecutive, larger sequences and return them. This fences off every
+        earlier holder of the pages."""
         return self._count_up(self._sequences, pages)
 
     def _count_up(self, column: Column, pages: Pages) -> Run:
@@ -114,8 +114,8 @@ class PagePool:
         return Run(first, stop)
 
     def _numbers(self, first: int, count: int) -> memoryview:
-        """``count`` numbers from ``first`` on, which is beyond all that were asked for before.
-        To be copied before the next are asked for."""
+        """``count`` consecutive numbers from ``first``, which must be larger than in earlier calls.
+        The result is valid until the next call."""
         if count > _RAMP_COUNT:
             return np.arange(first, first + count, dtype=np.uint64).data.cast("B").cast("Q")
         at = first - self._ramp_first
@@ -128,10 +128,10 @@ class PagePool:
         """The sequences of ``pages`` as they are now."""
         return self._sequences.of(pages)
 
-    # Moves of pages, named as in the drawing above
+    # Moves, named as in the drawing above; for pages in another state they raise ``LedgerError``
 
     def take(self, count: int) -> Grant:
-        """``count`` free pages, ascending, now held."""
+        """Hold ``count`` free pages, ascending. Raises ``LedgerError`` if fewer are free."""
         if count > self.free:
             raise LedgerError(f"{count} pages taken of {self.free} free")
         pages = self._free.pop(count)
@@ -150,8 +150,8 @@ class PagePool:
             self._free.push(pages)
 
     def commit(self, pages: Pages) -> int:
-        """Held pages become committed, pinned and identified, one after the other: identities are
-        larger than any before, so parents' are smaller. Returns the first."""
+        """Held pages become committed and pinned, with consecutive identities that are larger than
+        any before, so a parent's identity is always smaller. Returns the first identity."""
         count = len(pages)
         self._move(pages, _HELD, _COMMITTED)
         self.held -= count
@@ -159,7 +159,7 @@ class PagePool:
         return self._count_up(self._identities, pages).start
 
     def pin(self, count: int) -> None:
-        """``count`` idle pages are now referenced."""
+        """``count`` idle pages become referenced."""
         self.idle -= count
         self.pinned += count
 
@@ -178,8 +178,8 @@ class PagePool:
         self._free.push(pages)
 
     def reuse(self, pages: Pages) -> Run:
-        """Idle committed pages are evicted and taken in one: held under new sequences, which
-        are returned."""
+        """Evict idle committed pages and take them in one step: they become held under new
+        sequences, which are returned."""
         self._move(pages, _COMMITTED, _HELD)
         count = len(pages)
         self.idle -= count
@@ -194,14 +194,14 @@ class PagePool:
         self.draining += len(pages)
 
     def strand(self, pages: Pages) -> None:
-        """Idle committed pages wait until all have let go of them whom we have not heard."""
+        """Idle committed pages drain: a worker that has not declared yet may still read them."""
         count = len(pages)
         self._move(pages, _COMMITTED, _DRAINING)
         self.idle -= count
         self.draining += count
 
     def settle(self, pages: Pages) -> None:
-        """Draining pages, their writer gone from them, become free."""
+        """Draining pages that no worker uses any more become free."""
         count = len(pages)
         self._move(pages, _DRAINING, _FREE)
         self.draining -= count
@@ -209,13 +209,13 @@ class PagePool:
         self._free.push(pages)
 
     def resume(self, pages: Pages) -> None:
-        """Draining pages turn out to be held (their writer declared them)."""
+        """Draining pages become held again: their writer declared them."""
         self._move(pages, _DRAINING, _HELD)
         self.draining -= len(pages)
         self.held += len(pages)
 
     def adopt(self, states: NDArray[np.uint8]) -> None:
-        """Take over the states of an earlier life: FREE, COMMITTED (idle) or DRAINING pages."""
+        """Take over page states from an earlier pager life: FREE, COMMITTED (idle) or DRAINING."""
         self._view[:] = states
         counts = np.bincount(states, minlength=5)
         self.free, self.idle = int(counts[_FREE]), int(counts[_COMMITTED])
@@ -224,7 +224,7 @@ class PagePool:
         self.check()
 
     def tidy(self) -> None:
-        """Put free pages in order, so that what goes out next is contiguous."""
+        """Sort free pages, so that the next grants are contiguous."""
         self._free.tidy()
 
     def check(self) -> None:
@@ -248,7 +248,7 @@ class PagePool:
             if count == 1 and first < self.total and self._states[first] == source:
                 self._states[first] = target
                 return
-            # Compared in one go, which is what makes this check affordable.
+            # A single comparison of bytes makes this check affordable.
             if self._states[first:stop] != _AS_BYTE[source] * count:
                 raise self._not_all(pages, source)
             self._states[first:stop] = _AS_BYTE[target] * count

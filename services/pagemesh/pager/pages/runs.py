@@ -1,8 +1,8 @@
 """Lists of pages. One contiguous run is a ``Run``, anything else a uint32 array.
 
-Grants are mostly one run, and a run costs the same whatever its length: cutting, joining and
-packing it are a few integers, and the ledger's arrays take it as a slice. An array costs one
-vectorised operation. Neither costs a step of Python a page.
+Most grants are one run, and a run costs the same whatever its length: cutting, joining and packing
+it take a few integer operations, and it selects a slice of the ledger's arrays. An array costs one
+vectorised operation. Neither needs a Python step per page.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _EXTENT: Final = struct.Struct("<II")
 
 @final
 class Run:
-    """Numbers from ``start`` up to ``stop``, one after the other: pages, or what the ledger gave
-    them; a part of it is cut by ``part``. What a ``range`` would be, but when compiled its ends are
-    read without a look-up, and are no objects."""
+    """Consecutive numbers from ``start`` up to, but not including, ``stop``: pages, or their ledger
+    numbers. ``part`` slices it. Like a ``range``, but in compiled code its ends are plain
+    integers, read without an attribute look-up."""
 
     __slots__ = ("start", "stop")
 
@@ -58,21 +58,21 @@ NO_PAGES: Final = Run(0, 0)
 
 
 def where(pages: Pages) -> slice | NDArray[np.intp]:
-    """What picks ``pages`` out of an array with an entry for each page of the pool."""
+    """The index of ``pages`` into an array that has an entry for each page of the pool."""
     if isinstance(pages, Run):
         return slice(pages.start, pages.stop)
-    return table_of(pages).astype(np.intp)  # numpy takes it four times as quickly as uint32
+    return table_of(pages).astype(np.intp)  # numpy indexes with it four times as fast
 
 
 def table_of(pages: Pages) -> U32:
-    """``pages`` one by one."""
+    """``pages`` as an array, uint32 [pages]."""
     if isinstance(pages, Run):
         return np.arange(pages.start, pages.stop, dtype="<u4")
     return pages
 
 
 def run_of(table: U32) -> Pages:
-    """``table`` as a run, if it is one; it must be ascending, without repeats."""
+    """``table`` as a run if it is contiguous; it must be ascending, without repeats."""
     count = len(table)
     if not count:
         return NO_PAGES
@@ -81,7 +81,7 @@ def run_of(table: U32) -> Pages:
 
 
 def as_run(pages: Pages) -> Pages:
-    """``pages`` as a run, if they are one."""
+    """``pages`` as a run if they are contiguous."""
     if isinstance(pages, Run):
         return pages
     table = table_of(pages)
@@ -91,7 +91,7 @@ def as_run(pages: Pages) -> Pages:
 
 
 def own(pages: Pages) -> Pages:
-    """``pages`` as something to keep: a part of an array would keep all of it alive."""
+    """``pages`` in a form to keep: a slice would keep the whole array alive, so it is copied."""
     return pages if isinstance(pages, Run) else pages.copy()
 
 
@@ -103,17 +103,17 @@ def part(pages: Pages, start: int, stop: int) -> Pages:
 
 
 def first_of(pages: Pages) -> int:
-    """The first of ``pages``; there is one."""
+    """The first of ``pages``, which must not be empty."""
     return pages.start if isinstance(pages, Run) else int(pages[0])
 
 
 def last_of(pages: Pages) -> int:
-    """The last of ``pages``; there is one."""
+    """The last of ``pages``, which must not be empty."""
     return pages.stop - 1 if isinstance(pages, Run) else int(pages[-1])
 
 
 def last(pages: Pages) -> Pages:
-    """The last of ``pages``, or none."""
+    """The last of ``pages`` as a list of one, or an empty list."""
     if not isinstance(pages, Run):
         return pages[-1:]
     stop = pages.stop
@@ -121,7 +121,7 @@ def last(pages: Pages) -> Pages:
 
 
 def follows(left: Pages, right: Pages) -> bool:
-    """Whether ``left`` and ``right`` are runs that are one run together."""
+    """Whether ``left`` and ``right`` are runs that together form one run."""
     return isinstance(left, Run) and isinstance(right, Run) and left.stop == right.start
 
 
@@ -137,14 +137,14 @@ def join(left: Pages, right: Pages) -> Pages:
 
 
 def join_all(parts: Iterable[Pages]) -> U32:
-    """All of ``parts``, one by one."""
+    """All of ``parts`` as one array, uint32 [pages]."""
     tables = [table_of(piece) for piece in parts]
     return np.concatenate(tables) if tables else EMPTY
 
 
 def pack_runs(parts: list[Pages]) -> bytes:
-    """``parts``, one after the other, as packed extents (see ``wire.tokens``); runs that
-    follow each other become one extent."""
+    """The concatenated ``parts`` as packed extents (see ``wire.tokens``); adjacent runs become one
+    extent."""
     packed: list[bytes] = []
     start = stop = 0
     for piece in parts:
@@ -165,7 +165,7 @@ def pack_runs(parts: list[Pages]) -> bytes:
 
 
 def join_extents(left: bytes, right: bytes) -> bytes:
-    """Two packed tables, one after the other."""
+    """The concatenation of two packed page tables."""
     if left and right:
         first, count = _EXTENT.unpack_from(left, len(left) - 8)
         start, more = _EXTENT.unpack_from(right)
@@ -175,7 +175,7 @@ def join_extents(left: bytes, right: bytes) -> bytes:
 
 
 def last_extents(extents: bytes, page_count: int) -> bytes:
-    """The last ``page_count`` pages of a packed table that has so many."""
+    """The last ``page_count`` pages of a packed page table, which must have that many."""
     at = len(extents)
     while page_count > 0:
         at -= 8
