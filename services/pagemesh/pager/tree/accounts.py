@@ -1,15 +1,16 @@
-"""Who has how much of the pool: an account for each tenant with a quota, one for all others.
+"""Page accounts: one for each tenant with a quota, and a common one for all others.
 
-What a tenant's leases use, shared pages counted once, is its *used* pages. They may not be more
-than its quota: then it waits for itself (``quotas``). What it has cached beside that, its *idle*
-pages, may be more while nobody else wants the room. When pages are evicted they are taken from
-the account that has the most for its share, and there by an eviction policy of its own; so what
-one tenant caches never drives out what another has within its share.
+The pages that a tenant's leases use, shared ones counted once, are its *used* pages. They may not
+exceed its quota: further sequences of the tenant wait (``quotas``). The pages it has cached beyond
+these, its *idle* pages, may exceed the quota as long as nobody else wants the room. Eviction takes
+pages from the account that has the most relative to its share, by an eviction policy of that
+account's own. So the pages that one tenant caches never displace those that another has within its
+share.
 
-    share   its quota; of all those without one together, what the quotas leave over
+    share   a tenant's quota; for the common account, what the quotas leave over
 
-A tree belongs to the account of the last who asked for its root. After a restart nobody has
-asked yet, and it is the others'.
+A tree belongs to the account of the tenant that asked for its root last. After a restart nobody has
+asked yet, and it belongs to the common account.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from pagemesh.pager.tree.radix import Node, Tree
 
 ACCOUNTS_MAX = 1_024
-"""Tenants beyond these have no share of their own."""
+"""Further tenants use the common account."""
 NewPolicy = Callable[[int], EvictionPolicy]
-"""Makes the policy of an account with so many pages."""
+"""Makes the eviction policy for an account, given its page count."""
 
 
 class Account:
-    """Pages of one tenant, or (``tenant`` is empty) of all without a quota."""
+    """Pages of one tenant, or of all without a quota (``tenant`` is empty)."""
 
     __slots__ = (
         "idle_pages", "policy", "promised_pages", "quota_pages", "tenant", "tree_count",
@@ -45,21 +46,21 @@ class Account:
         self.quota_pages = quota_pages
         self.policy = policy
         self.waiting = waiting
-        """Its sequences that would use more than the quota."""
+        """Its sequences that wait because they would exceed the quota."""
         self.used_pages = self.idle_pages = 0
         self.promised_pages = 0
-        """Of the used ones those that its leases do not have yet (``promises``)."""
+        """Those of the used pages that its leases were promised and do not have yet."""
         self.tree_count = 0
 
     @property
     def is_over(self) -> bool:
-        """It is a tenant that has more than its quota, cached pages included. What is only
-        promised lies in the cache or is free, and would count twice."""
+        """Whether it is a tenant with more pages than its quota, cached ones included. Promised
+        pages are left out: they are still idle or free, and idle ones would count twice."""
         has_pages = self.used_pages - self.promised_pages + self.idle_pages
         return self.tenant != "" and has_pages > self.quota_pages
 
     def pin(self, node: Node) -> None:
-        """The idle ``node`` is used now."""
+        """The idle ``node`` comes into use."""
         count = len(node.pages)
         self.idle_pages -= count
         self.used_pages += count
@@ -79,7 +80,7 @@ class Account:
 
 
 class Accounts:
-    """All accounts of a pool of ``total_pages``; ``policy`` is that of the common one."""
+    """All accounts of a pool of ``total_pages``; ``policy`` is for the common account."""
 
     def __init__(
         self, total_pages: int, policy: EvictionPolicy, new_policy: NewPolicy,
@@ -97,8 +98,9 @@ class Accounts:
         yield from self.by_tenant.values()
 
     def richest(self) -> tuple[Account, float]:
-        """Who has the most for its share, of those with idle pages: the next to lose some; and the
-        most that another has. Takes a step for each account."""
+        """The account to evict from next: of those with idle pages, the one with the most pages
+        relative to its share. Also returns that ratio of the runner-up, -1 if there is none. Takes
+        a step per account."""
         best, most, then = self.common, -1.0, -1.0
         if not self.by_tenant:
             return best, then
@@ -114,7 +116,8 @@ class Accounts:
         return best, then
 
     def is_richest(self, account: Account, others: float) -> bool:
-        """Whether ``account`` still has more for its share than ``others``, and idle pages."""
+        """Whether ``account`` still has idle pages, and more for its share than the ratio
+        ``others``."""
         return account.idle_pages > 0 and (others < 0 or self._worth(account) > others)
 
     def _worth(self, account: Account) -> float:
@@ -124,14 +127,13 @@ class Accounts:
         return (account.used_pages + account.idle_pages) / quota_pages
 
     def find(self, terms: CacheTerms) -> Account | None:
-        """The account with a quota that ``terms`` name, if it has any pages yet."""
+        """The account of the tenant that ``terms`` name, if it has a quota and exists yet."""
         return self._account(terms) if terms.has_quota and terms.tenant in self.by_tenant else None
 
     def assign(self, tree: Tree, terms: CacheTerms, in_hand: Callable[[], tuple[int, int]]) -> None:
-        """``tree`` is, from now on, that of ``terms``. ``in_hand``: how many pages that are not
-        in the tree are held for it and how many are promised to its leases, asked for when it
-        changes hands. That takes a step for each of its edges, once after a restart or a change of
-        limits."""
+        """Assign ``tree`` to the account of ``terms``. ``in_hand`` returns how many pages outside
+        the tree are held for it and how many are promised to its leases; called only if the account
+        changes. That takes a step per edge, once after a restart or a change of limits."""
         before, account = tree.root.account, self._account(terms)
         if account is before:
             return
@@ -167,7 +169,7 @@ class Accounts:
         account.tree_count -= 1
 
     def tidy(self) -> None:
-        """Forget tenants without a tree, and have policies do what they put off."""
+        """Forget tenants without a tree, and have policies do the work they put off."""
         for account in self:
             account.policy.tidy()
         for account in list(self.by_tenant.values()):

@@ -1,19 +1,19 @@
-"""Why a prefix is not cached any more, for the hit waterfall.
+"""Why a prefix is no longer cached, for the hit waterfall.
 
-What leaves the tree leaves marks: 60-bit hashes (of XXH3) of everything from the root to the end of
-some of its pages, with the reason. They are chained: each goes on from the one before, and the
-first from the hash of the path to the run, which goes on from block to block.
+Pages that leave the tree leave marks. A mark is a 60-bit hash (XXH3) of all tokens from the root to
+the end of one of these pages, with the reason. Hashes are chained: each is seeded with the one
+before, and the first with the hash of the path above the run, which itself is chained by blocks.
 
     root ------ path ------> [ 0 | 1 | 2 | 3 | 4 | 5 | 6 ]   run of pages that left
-     | 256  | 256  |  ..     1   2       4           7       marks after so many
+     | 256  | 256  |  ..     1   2       4           7       marks after so many pages
 
-A prompt is looked up from where its match ends, mark by mark. So what is told has left indeed,
-up to one hash in 2**52 or more; what a prompt shares only in part with a run is told to the last
-mark, at least half of it. Marks are kept in a table of fixed size; a newer one takes the place of
-an older one, which is then forgotten. Nothing is decided by them.
+A prompt is looked up mark by mark from where its match ends. So pages that are reported did leave,
+but for a hash collision (at most one in 2**52). If a prompt shares only part of a run, it is
+reported up to the last mark in that part, which is at least half of it. Marks lie in a table of
+fixed size, in which a newer mark overwrites an older one. They decide nothing.
 
-    mark:   40 bits of the hash | 17: pages of the run | 3: why        8 bytes, at the place that
-                                                                       the hash's last bits say
+    mark:   40 bits of the hash | 17: pages of the run | 3: why        8 bytes, at the index given
+                                                                       by the hash's last bits
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from pagemesh.pager.tree.radix import Forest, Match, Node
 
 _MARK_COUNT_MIN, _MARK_COUNT_MAX = 1 << 12, 1 << 16
 _PAGES_PER_MARK = 2
-"""A run of 8 pages leaves 4 marks, one of 128 leaves 8: the marks of a small pool that is full of
-short runs stand for as many pages as it has, those of others for more."""
+"""A run of 8 pages leaves 4 marks, one of 128 leaves 8. So the table of a small pool covers about
+as many pages as the pool has if all runs are short, and more if they are not."""
 _PATHS_MAX = 1_024
-"""What is hashed up to edges above those that left lately is kept for the next of them."""
+"""How many path hashes are kept, each up to an edge below which another edge left recently."""
 _BLOCK_PAGES = 256
 _PATH: Final = 1
-"""Told apart from marks: paths go on with this bit of the hash before turned."""
+"""Keeps paths apart from marks: the seed of the next block has this bit of the hash flipped."""
 _CHAINS_MAX = 64
-"""The hashes of all blocks up to edges that left in part lately are kept for when more does."""
+"""For how many edges the hashes of all blocks are kept, after some of their pages left."""
 _RUNS_MAX = 32
-"""Runs that one prompt is followed through."""
+"""How many departed runs a prompt is followed through."""
 _CODE_BITS: Final = 3
 _NOTE_BITS: Final = 20
 _NOTE: Final = (1 << _NOTE_BITS) - 1
 _KEY: Final = (1 << 60) - 1
-"""What is taken of a digest: compiled code keeps up to 62 bits in a register."""
+"""The part of a digest that is used: compiled code keeps up to 62 bits in a register."""
 _HASH: Final = _KEY - _NOTE
 _NOTED_PAGES_MAX = _NOTE >> _CODE_BITS
 _REASONS = {why: code for code, why in enumerate(Why, start=1)}
@@ -51,29 +51,29 @@ _WHY = {code: why for why, code in _REASONS.items()}
 
 
 def mark_count_for(page_count: int) -> int:
-    """How many marks a pool of so many pages is worth."""
+    """The size of the table for a pool of ``page_count`` pages: a power of two."""
     wanted = page_count // _PAGES_PER_MARK
     return max(_MARK_COUNT_MIN, min(1 << wanted.bit_length() >> 1, _MARK_COUNT_MAX))
 
 
 class Departed:
-    """The marks of what left ``forest``, of pages of ``page_size`` tokens. ``mark_count`` is a
-    power of two."""
+    """The marks of pages that left ``forest``. A page has ``page_size`` tokens; ``mark_count`` must
+    be a power of two."""
 
     def __init__(self, forest: Forest, page_size: int, mark_count: int) -> None:
         self._forest = forest
         self._width = 4 * page_size
         self._block_bytes = _BLOCK_PAGES * self._width
         self._mask = mark_count - 1
-        # Zeros take no memory before they are written to; views are quicker with single items.
+        # Zeros take no memory until written to; memoryviews are faster for single items.
         self._marks = np.zeros(mark_count, np.uint64).data
         self._is_empty = True
         self._paths: dict[Node, tuple[int, int]] = {}
-        """The depth of an edge above what left lately, and the hash up to its end. Edges only grow
-        at that end, and one that gets shorter is forgotten."""
+        """For edges below which another left recently: the depth, and the hash up to the end. An
+        edge only grows at that end; one that gets shorter is removed from here."""
         self._chains: dict[Node, list[int]] = {}
-        """The hash of nothing and those up to the end of each block, of an edge that got shorter.
-        Blocks are counted from the root, wherever edges are cut."""
+        """For edges that got shorter: the seed, then the hash up to the end of each block. Blocks
+        are counted from the root, wherever edges are cut."""
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:
         """The last ``page_count`` pages of ``node`` leave the tree (a ``Leaver``)."""
@@ -95,8 +95,8 @@ class Departed:
             done = end
 
     def _path(self, node: Node, below: list[int] | None) -> int:
-        """The hash of all tokens from the root to the end of ``node``. ``below``: the hashes of
-        blocks up to an edge below it that is gone; ``node`` may be the next to go."""
+        """The hash of all tokens from the root to the end of ``node``. ``below``: the chain of an
+        edge below it that is gone, kept for ``node``, which may leave next."""
         if below is not None and node.depth >= _BLOCK_PAGES and node not in self._chains:
             if len(self._chains) >= _CHAINS_MAX:
                 self._chains.clear()
@@ -107,13 +107,13 @@ class Departed:
         key = self._kept_key(node, node.depth)
         if len(self._paths) >= _PATHS_MAX:
             self._paths.clear()
-        if node.depth:  # nobody says when a root is gone
+        if node.depth:  # not for a root, since nothing tells when it is gone
             self._paths[node] = (node.depth, key)
         return key
 
     def _kept_key(self, node: Node, depth: int) -> int:
-        """The hash up to ``depth`` in ``node``, where that is about to end. A long edge that
-        leaves bit by bit is hashed once, and then a block at most each time."""
+        """The hash up to ``depth`` in ``node``, where that edge is about to end. A long edge that
+        leaves bit by bit is hashed as a whole once, and then at most one block each time."""
         chain = self._chains.get(node)
         if chain is None or len(chain) <= depth // _BLOCK_PAGES:
             chain = self._chain(node)
@@ -125,13 +125,14 @@ class Departed:
         return self._key(node, depth, chain)
 
     def _key(self, node: Node, depth: int, chain: list[int]) -> int:
-        """The hash up to ``depth`` in ``node``, of whose blocks ``chain`` has the hashes."""
+        """The hash up to ``depth`` in ``node``; ``chain`` has the hashes of its blocks."""
         block = depth // _BLOCK_PAGES
         rest = _tokens(node, block * _BLOCK_PAGES, depth, self._width)
         return _hash(rest, chain[block] ^ _PATH) if rest else chain[block]
 
     def _chain(self, node: Node) -> list[int]:
-        """The hash of nothing, and those up to the end of each block above the end of ``node``."""
+        """The seed, then the hashes up to the end of each whole block, from the root to the end of
+        ``node``."""
         key = _seed(self._forest.tree_of(node).digest)
         chain = [key]
         whole = node.depth // _BLOCK_PAGES * _BLOCK_PAGES
@@ -145,8 +146,8 @@ class Departed:
     def lost_pages(
         self, root: bytes, tokens: bytes, match: Match, pages_max: int
     ) -> list[tuple[Why, int]]:
-        """Why the pages of ``tokens`` after ``match``, up to ``pages_max`` in all, are not cached,
-        as far as that is known: reasons and page counts, in order."""
+        """Why the pages of ``tokens`` after ``match`` are no longer cached, as far as is known:
+        reasons and page counts, in order, up to a depth of ``pages_max``."""
         lost: list[tuple[Why, int]] = []
         if self._is_empty:
             return lost
@@ -181,12 +182,12 @@ class Departed:
         return lost
 
     def _note(self, key: int) -> int:
-        """What is noted of ``key``; 0: nothing."""
+        """The page count and reason noted for ``key``; 0: none."""
         mark = self._marks[key & self._mask]
         return 0 if (mark ^ key) >> _NOTE_BITS else mark & _NOTE
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless each path that is kept has the hash of its tokens."""
+        """Raise ``AssertionError`` unless every kept path and chain matches its tokens."""
         assert len(self._paths) <= _PATHS_MAX
         for node, (depth, key) in self._paths.items():
             own = self._key(node, node.depth, self._chain(node))
@@ -197,7 +198,7 @@ class Departed:
 
 
 def _tokens(node: Node, start: int, stop: int, width: int) -> bytes | memoryview:
-    """The packed tokens between two depths, of which ``stop`` is in ``node`` or at its end."""
+    """The packed tokens between two depths; ``stop`` must be in ``node`` or at its end."""
     parts, first = [], node.depth - len(node.pages)
     while stop > start:
         at = max(start - first, 0) * width
@@ -208,7 +209,7 @@ def _tokens(node: Node, start: int, stop: int, width: int) -> bytes | memoryview
 
 
 def _hash(data: bytes | memoryview, key: int) -> int:
-    """Of ``data``, going on from ``key``."""
+    """The hash of ``data``, seeded with ``key``."""
     digest: int = xxh3_64_intdigest(data, key)
     return digest & _KEY
 

@@ -1,13 +1,13 @@
-"""What leaves the prefix tree, and why: one way out, and who wants to know.
+"""Why pages leave the prefix tree, and the protocol of those that are told.
 
-    evicted       its pages were wanted for something else
-    expired       its time was over
+    evicted       its pages were needed for something else
+    expired       its lifetime was over
     quota         its tenant had more than its share
-    invalidated   somebody said that it is not to be used any more, or a lease was released
-                  with nothing of it to be kept
+    invalidated   an operator invalidated it, or a lease was released on condition that none of its
+                  pages stay cached
 
-Whatever takes pages out of a tree names one of them (``Forest.reuse``, ``trim``, ``strand``), and
-every ``Leaver`` hears of it before anything has changed.
+Everything that takes pages out of a tree (``Forest.reuse``, ``trim``, ``strand``) names one of
+these reasons, and every ``Leaver`` is told before anything has changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Why(enum.Enum):
     QUOTA = "quota"
     INVALIDATED = "invalidated"
 
-    __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash is a Python call
 
 
 class Leaver(Protocol):
-    """Hears what is about to leave."""
+    """A callback that is told of pages about to leave."""
 
     def __call__(self, node: Node, page_count: int, why: Why) -> None:
-        """The last ``page_count`` pages of the idle leaf ``node`` are about to leave. Node, pages,
-        tokens and the path above are as they were; nothing of them may be changed here, and
-        ``pages`` may belong to somebody else as soon as this returns."""
+        """The last ``page_count`` pages of the idle leaf ``node`` are about to leave. The node, its
+        pages and tokens and the path above are still unchanged, and must not be changed here. The
+        pages may be given out anew as soon as this returns."""

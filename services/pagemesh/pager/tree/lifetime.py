@@ -1,20 +1,20 @@
-"""Until when idle edges may be read, and which of them are over.
+"""Lifetimes: until when idle edges may be read, and which of them have expired.
 
-An edge is *timed* while nobody used it who wants it kept for ever. What a lease used is kept
-until its time to live after the lease has ended, or for longer if somebody else said so; what
-is in use is never over. Whoever uses an edge uses all above it, so nothing lives longer than what
-is above it, and what is below something that is over is over too.
+An edge is *timed* if all requests that used it have a time to live. Edges that a lease used are
+kept for its time to live after the lease has ended, or longer if another request wants that; an
+edge in use never expires. A lease that uses an edge also uses all above it. So no edge lives longer
+than the one above it, and everything below an expired edge has expired too.
 
-    keep -----> due in a second -----> dropped: idle, and its time is over
-     ^               |  `------------> waits for another second: somebody used it since
+    keep -----> listed by second -----> dropped: idle and expired
+     ^               |  `-------------> listed again for later: it was used since
      `---- in use <--'
 
-Whether something may be read is asked at every match (``Forest.match``); this here only finds
-what to reclaim, so it may be a second late.
+Whether an edge may be read is checked at every match (``Forest.match``). This module only finds
+edges to reclaim, and may be a second late.
 
-The next pager reads all this from headers. The last page of a timed edge says until when the edge
-is kept, and speaks for those before it; pages that say nothing are kept for ever. Edges
-whose headers do not say it yet are ``untold``, until ``PagerCore.handle`` returns.
+The next pager reads lifetimes from page headers. The header of the last page of a timed edge says
+until when the edge is kept, and applies to the pages before it too; pages without an end are kept
+for ever. Edges whose headers are out of date are in ``untold`` until ``PagerCore.handle`` returns.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _SECONDS_LOOK_MAX, _SECONDS_NEAR_MAX = 4_096, 8
 
 
 class Lifetimes:
-    """Timed edges by the second in which they are looked at again; each is in one at most."""
+    """Timed edges by the second in which they are looked at next; each is listed at most once."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[Node, None]] = {}
         self.due: dict[Node, int] = {}
-        """The second of each. Only to be looked at; empty: nothing is timed."""
+        """The second under which each edge is listed; for reading only. Empty: nothing is timed."""
         self.untold: dict[Node, None] = {}
-        """Edges whose headers do not say until when they are kept."""
+        """Edges whose headers do not say yet until when they are kept."""
         self._at = 0
-        """No second before this one has any."""
+        """No edge is listed under an earlier second."""
 
     def __len__(self) -> int:
         return len(self.due)
@@ -50,7 +50,7 @@ class Lifetimes:
         return node in self.due
 
     def is_due_by(self, by_ms: int) -> bool:
-        """Whether an edge is to be looked at by then; also if it would take long to tell."""
+        """Whether an edge is to be looked at by then; True also if finding out would take long."""
         end_s = by_ms // 1_000 + 1
         if not self.due or end_s <= self._at:
             return False
@@ -59,8 +59,8 @@ class Lifetimes:
         return any(second in self._seconds for second in range(self._at, end_s))
 
     def keep(self, node: Node, until_ms: int) -> None:
-        """``node``, and so all above it, may be read until ``until_ms``, or for longer if that
-        was so before."""
+        """Keep ``node``, and so all above it, until ``until_ms``, or longer if it was kept longer
+        before."""
         while node.expires_ms < until_ms:
             node.expires_ms = until_ms
             self.untold[node] = None
@@ -71,14 +71,14 @@ class Lifetimes:
             node = node.parent
 
     def resume(self, node: Node, until_ms: int) -> None:
-        """``node``, of an earlier life, was kept ``until_ms``, and its headers say so."""
+        """Restore ``node`` from an earlier pager life: its headers keep it ``until_ms``."""
         node.expires_ms = until_ms
         if until_ms < FOREVER_MS:
             self._put(node, until_ms)
         self.keep(node.parent, until_ms)
 
     def cut(self, upper: Node, lower: Node) -> None:
-        """``upper``, new, is the first part of what ``lower`` was."""
+        """``lower`` was cut: the new ``upper`` is its first part."""
         upper.expires_ms = lower.expires_ms
         if lower in self.due:
             self._put(upper, lower.expires_ms)
@@ -90,7 +90,7 @@ class Lifetimes:
             self.untold[node] = None
 
     def forget(self, node: Node) -> None:
-        """``node`` is not timed, or not there, any more."""
+        """``node`` is no longer timed, or has left the tree."""
         second = self.due.pop(node, None)
         if second is not None:
             there = self._seconds[second]
@@ -99,8 +99,8 @@ class Lifetimes:
                 del self._seconds[second]
 
     def over(self, now_ms: int, count_max: int) -> list[Node]:
-        """At most ``count_max`` edges, idle, whose time is over; the caller drops them, with all
-        below them, or has them looked at ``again``."""
+        """At most ``count_max`` idle edges that have expired; the caller drops them with all below
+        them, or calls ``again``."""
         found: list[Node] = []
         now_s = now_ms // 1_000
         for _ in range(_SECONDS_LOOK_MAX):
@@ -112,16 +112,16 @@ class Lifetimes:
                 self.forget(node)
                 if node.expires_ms > now_ms:
                     self._put(node, node.expires_ms)
-                elif not node.pins:  # what is in use comes back when it is not
+                elif not node.pins:  # an edge in use is listed again when it is unpinned
                     found.append(node)
             count_max -= len(some)
-            if at in self._seconds:  # there are more than may be looked at now
+            if at in self._seconds:  # more than may be looked at in this call
                 self._at = at
                 break
         return found
 
     def again(self, node: Node, now_ms: int) -> None:
-        """``node`` is over, and could not be dropped yet."""
+        """``node`` has expired but could not be dropped yet: list it again."""
         if node not in self.due:
             self._put(node, now_ms)
 
@@ -132,7 +132,7 @@ class Lifetimes:
         self._seconds.setdefault(second, {})[node] = None
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless every timed edge is in one second, not before ``_at``."""
+        """Raise ``AssertionError`` unless every timed edge is listed once, not before ``_at``."""
         listed = {node: second for second, some in self._seconds.items() for node in some}
         assert listed == self.due, "an edge is due in two seconds, or in none"
         assert all(self._seconds.values()), "an empty second is kept"

@@ -1,4 +1,4 @@
-"""How far a prompt goes on like a cached page that it cannot have."""
+"""How many tokens a prompt shares with a cached page that it cannot use as a whole."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _SIBLINGS_MAX: Final = 8
 
 
 def nearest(pages: Iterable[bytes], rest: bytes) -> int:
-    """The most leading tokens that one of the packed ``pages`` has in common with ``rest``; of
-    many only the first few are looked at."""
+    """The most leading tokens that any of the packed ``pages`` has in common with ``rest``; only
+    the first few pages are compared."""
     near, first_token = 0, rest[:4]
     for page in islice(pages, _SIBLINGS_MAX):
         if page.startswith(first_token):
@@ -20,7 +20,7 @@ def nearest(pages: Iterable[bytes], rest: bytes) -> int:
 
 
 def common_tokens(left: bytes, right: bytes) -> int:
-    """Equal leading words of two short packed lists."""
+    """The number of equal leading tokens of two short packed lists."""
     if left[:4] != right[:4]:
         return 0  # by far the most frequent case
     size = min(len(left), len(right))

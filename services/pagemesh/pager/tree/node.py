@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from pagemesh.pager.tree.accounts import Account
 
 UNRANKED = -(1 << 30)
-"""The rank of what nobody has used up to the end yet."""
+"""The rank of an edge that no ended lease has used yet."""
 
 
 class Link:
-    """What a queue is made of (see ``eviction.leaves``): a ring, at first of its own."""
+    """A link of a queue (see ``eviction.leaves``), which is a ring; at first a ring of one."""
 
     __slots__ = ("newer", "older")
 
@@ -26,12 +26,12 @@ class Link:
 
 
 UNLINKED: Final = Link()
-"""Before and after what is in no queue."""
+"""The neighbour of a node that is in no queue."""
 
 
 class Node(Link):
-    """An edge and the place it leads to. ``depth``: pages from the root to its end; ``rank``: the
-    highest of those who used it. ``note`` and the links are its eviction policy's own."""
+    """An edge and the node it leads to. ``depth``: pages from the root to its end; ``rank``: the
+    highest of the leases that used it. ``note`` and the links belong to its eviction policy."""
 
     __slots__ = (
         "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
@@ -45,13 +45,13 @@ class Node(Link):
             self.account: Account = parent.account  # a root gets one when it is planted
         self.tokens = tokens
         self.pages = pages
-        self.children: dict[bytes, Node] = _NO_CHILDREN  # changed by the two below alone
+        self.children: dict[bytes, Node] = _NO_CHILDREN  # changed only by the two methods below
         self.pins = 0
         self.rank = 0
         self.uses = 0  # admissions whose match ended here
         self.note: Any = None
-        self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
-        self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
+        self.chain: tuple[int, int] | None = None  # for the disk tier: a depth, and its key
+        self.expires_ms = FOREVER_MS  # applies while it is idle; see ``lifetime``
         self.depth: int = (parent.depth if parent else 0) + len(pages)
 
     @property
@@ -68,13 +68,13 @@ class Node(Link):
         return b"".join(reversed(parts))
 
     def put_child(self, first_page: bytes, child: Node) -> None:
-        """``child`` starts where this one ends, with ``first_page``."""
+        """Add ``child``, which starts where this node ends, with ``first_page``."""
         if self.children is _NO_CHILDREN:
             self.children = {}
         self.children[first_page] = child
 
     def lose_child(self, first_page: bytes) -> None:
-        """No child starts with ``first_page`` any more."""
+        """Remove the child that starts with ``first_page``."""
         del self.children[first_page]
         if not self.children:
             self.children = _NO_CHILDREN
@@ -89,4 +89,4 @@ class Node(Link):
 
 
 _NO_CHILDREN: Final[dict[bytes, Node]] = {}
-"""Of every leaf, which most edges are: stays empty."""
+"""Shared by all leaves, which most edges are; always empty."""

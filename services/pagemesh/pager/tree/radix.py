@@ -1,18 +1,18 @@
 """The prefix tree: which committed page holds the K and V of which tokens.
 
-One tree per root digest. An edge (a ``Node``) owns a run of pages and the token ids in
-them, as packed bytes; it starts and ends on page borders, and the children of a node are
+There is one radix tree per root digest. An edge (a ``Node``) owns a run of pages and the token ids
+in them, as packed bytes. It starts and ends on page boundaries, and the children of a node are
 keyed by the bytes of their first page:
 
     root --[pages 7 8 9 | 48 tokens]--> node --[pages 30 31]--> leaf
                                          `-----[page 12]------> leaf
 
-An edge is compared in one ``startswith``; where it differs is found by bisection. So a match
-costs memory speed in the prompt, a few operations per edge, and nothing per cached page.
+An edge is compared with one ``startswith``; where it differs is found by bisection. So a match
+runs at memory speed in the length of the prompt, and costs a few operations per edge and nothing
+per cached page.
 
-``pins`` counts the leases anchored at a node plus its pinned children, so pinning a path
-stops at the first node that is pinned already. A node with no pins is *idle*, and then so is
-all that is below it.
+``pins`` counts the leases anchored at a node plus its pinned children, so pinning a path stops at
+the first node that is pinned already. A node without pins is *idle*, and so is all below it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pagemesh.pager.tree.tree import Tree as Tree
 from pagemesh.wire.tokens import U32
 
 EDGE_PAGES_MAX: Final = 4_096
-"""A growing edge is copied when it grows; beyond this a new one starts."""
+"""An edge is copied when it grows; beyond this length a new edge starts."""
 
 
 class Match:
@@ -49,16 +49,16 @@ class Match:
 
     @property
     def last_page(self) -> Pages:
-        """The page where it ends, or none."""
+        """Its last page, or an empty list."""
         if self.edge_pages:
             return part(self.edge.pages, self.edge_pages - 1, self.edge_pages)
         return last(self.node.pages)
 
 
 class Inserted:
-    """``node`` ends the inserted tokens and is pinned. The first ``known_pages`` were there
-    already; the rest went in after page ``after`` (empty: under the root), with identities
-    from ``first_identity`` on."""
+    """The inserted tokens end at ``node``, which is pinned. Their first ``known_pages`` pages were
+    in the tree already; the others were added after page ``after`` (empty: at the root), with
+    identities from ``first_identity`` on."""
 
     __slots__ = ("after", "first_identity", "known_pages", "node")
 
@@ -76,18 +76,18 @@ class Forest:
         self._pool = pool
         self.accounts = accounts
         self.lifetimes = Lifetimes()
-        self.now_ms = 0  # what is over by then is not found
+        self.now_ms = 0  # edges that have expired by then are not matched
         self._width = 4 * page_size
         self.trees: dict[bytes, Tree] = {}
         self.left_pages = dict.fromkeys(Why, 0)
         """Pages that left the trees so far."""
         self.retired: dict[int, Tree] = {}
-        """By index: nothing new matches them, and their last leases have not ended."""
+        """By index: trees that nothing new may match, and whose last leases have not ended."""
         self._leavers: list[Leaver] = []
-        self._planted: dict[Node, Tree] = {}  # by the node it starts with
+        self._planted: dict[Node, Tree] = {}  # by root node
 
     def on_leave(self, leaver: Leaver) -> None:
-        """Have ``leaver`` told of whatever leaves from now on."""
+        """Register ``leaver``, to be told of all pages that leave from now on."""
         self._leavers.append(leaver)
 
     def plant(self, digest: bytes, index: int) -> Tree:
@@ -104,7 +104,7 @@ class Forest:
         return self._planted[node]
 
     def retire(self, tree: Tree) -> None:
-        """Have nothing new match ``tree``, which stays until it is felled."""
+        """Let nothing new match ``tree``, which stays until it is felled."""
         del self.trees[tree.digest]
         self.retired[tree.index] = tree
         tree.is_retired = True
@@ -119,13 +119,13 @@ class Forest:
         del self._planted[tree.root]
         self.accounts.felled(tree, tree.root.account)
 
-    # Looking
+    # Looking up
 
     def match(
         self, start: Node, tokens: bytes, pages_max: int, *, is_over_too: bool = False
     ) -> Match:
-        """The longest cached run of ``tokens`` below ``start``, at most ``pages_max`` pages;
-        with what is over, if it ``is_over_too``."""
+        """The longest cached prefix of ``tokens`` below ``start``, at most ``pages_max`` pages.
+        ``is_over_too``: expired edges match as well."""
         width, now_ms = self._width, 0 if is_over_too else self.now_ms
         node, at, end = start, 0, pages_max * width
         while at < end:
@@ -141,8 +141,8 @@ class Forest:
         return Match(node, node, 0, node.depth)
 
     def near_tokens(self, match: Match, tokens: bytes) -> int:
-        """How many tokens beyond ``match``, the longest below a root, are in a cached page that
-        differs later on or may not be used."""
+        """How many tokens right after ``match``, the longest from the root, are in a cached page
+        that differs further on or may not be used."""
         width = self._width
         at = match.pages * width
         rest = tokens[at : at + width]
@@ -157,7 +157,7 @@ class Forest:
         return nearest(children, rest)
 
     def idle_pages(self, match: Match) -> int:
-        """Pages of the match that nothing pins yet: pinning it takes them from the evictable."""
+        """Pages of the match that nothing pins yet: once it is pinned they cannot be evicted."""
         count = match.edge_pages if match.edge_pages and not match.edge.pins else 0
         node = match.node
         while not node.pins and (above := node.parent) is not node:
@@ -180,8 +180,8 @@ class Forest:
 
     @staticmethod
     def try_unpin(anchor: Node, taken: dict[Node, int]) -> int:
-        """How many more pages would be idle if ``anchor`` were unpinned too; ``taken`` keeps
-        the pins taken so far in this trial."""
+        """How many more pages would be idle if ``anchor`` were unpinned too. ``taken`` counts the
+        pins removed so far in this trial, and is updated."""
         count, node = 0, anchor
         while True:
             taken[node] = gone = taken.get(node, 0) + 1
@@ -211,7 +211,7 @@ class Forest:
                 return
             self._pool.unpin(len(node.pages))
             node.account.unpin(node)
-            if node.expires_ms < FOREVER_MS:  # it may have been over while it was in use
+            if node.expires_ms < FOREVER_MS:  # it may have expired while it was in use
                 self.lifetimes.again(node, self.now_ms)
             node = parent
 
@@ -223,8 +223,8 @@ class Forest:
         return match.node
 
     def used(self, node: Node, until_ms: int, rank: int) -> None:
-        """A lease that ended had used ``node``, and so all above it: it is kept ``until_ms`` and
-        has ``rank``, unless others have given it longer or a higher one."""
+        """A lease that ended had used ``node``, and so all above it: keep it ``until_ms`` and give
+        it ``rank``, unless other leases gave it a later end or a higher rank."""
         if node.expires_ms < until_ms:
             self.lifetimes.keep(node, until_ms)
         while node.rank < rank and not node.is_root:
@@ -236,12 +236,12 @@ class Forest:
     def insert(
         self, anchor: Node, tokens: bytes, pages: Pages, *, grow: bool, timed: bool = False
     ) -> Inserted:
-        """Put ``pages``, held so far and holding ``tokens``, below ``anchor``.
+        """Commit ``pages``, held so far and holding ``tokens``, below ``anchor``.
 
-        What is there already stays as it is: those pages of ours are left held. The node
-        where the tokens end is pinned; the caller unpins ``anchor``. ``grow`` allows to
-        lengthen ``anchor`` itself, when nobody else could tell. What is new is kept for ever,
-        or, ``timed``, only as long as it is used and then as ``lifetimes`` is told.
+        Content that is in the tree already stays as it is, and those of ``pages`` stay held. The
+        node where the tokens end is pinned; the caller unpins ``anchor``. With ``grow``, ``anchor``
+        itself may be lengthened if no other lease can notice. New pages are kept for ever or, if
+        ``timed``, as long as they are in use and then as ``lifetimes`` says.
         """
         match = self.match(anchor, tokens, len(pages), is_over_too=True)
         known, after = match.pages - anchor.depth, match.last_page
@@ -250,7 +250,7 @@ class Forest:
         fresh, fresh_count = own(pages), len(pages)
         first = self._pool.commit(fresh) if fresh_count else 0
         anchor.account.used_pages += fresh_count
-        grow = grow and not (timed and anchor.expires_ms)  # it is kept for somebody else too
+        grow = grow and not (timed and anchor.expires_ms)  # else others keep the anchor for longer
         if grow and not known and self._may_grow(anchor, fresh_count):
             anchor.tokens += tokens
             anchor.pages = join(anchor.pages, fresh)
@@ -266,12 +266,12 @@ class Forest:
             leaf.expires_ms = 0
         elif node.expires_ms < FOREVER_MS:
             self.lifetimes.keep(node, FOREVER_MS)
-        leaf.pins = 1  # the caller's; the pin that it had at the node is now the leaf's own
+        leaf.pins = 1  # the caller's pin; the one on ``node`` now stands for this pinned child
         return Inserted(leaf, known, after, first)
 
     def graft(self, parent: Node, tokens: bytes, pages: Pages) -> Node | None:
-        """Hang an idle edge of an earlier life below ``parent``; None when the place is taken.
-        The ledger counts its pages as idle already."""
+        """Add an idle edge from an earlier pager life below ``parent``; None when there is one with
+        the same first page. The ledger must count its pages as idle already."""
         if tokens[: self._width] in parent.children:
             return None
         return self._attach(parent, tokens, pages)
@@ -285,10 +285,10 @@ class Forest:
     def reuse(
         self, count: int, spare_pages_max: int, why: Why = Why.EVICTED
     ) -> tuple[list[Grant], list[Pages]]:
-        """Evict ``count`` idle pages (there must be so many) that are held anew at once, leaves
-        first and each leaf from its end, and at most ``spare_pages_max`` more, which are free:
-        an edge that goes whole leaves one run, and cutting a long one page by page would copy it
-        each time. Returns both; an edge that is just as long is one grant, as it was before."""
+        """Evict ``count`` idle pages (there must be that many), leaves first and each leaf from its
+        end, and hold them anew. Up to ``spare_pages_max`` more are evicted and freed: an edge that
+        goes as a whole leaves one run, and cutting a long edge page by page would copy it each
+        time. Returns the grants, one for each cut, and the freed pages."""
         grants, spare = [], []
         account, others = self.accounts.richest()
         while count:
@@ -305,24 +305,24 @@ class Forest:
             grants.append((taken, self._pool.reuse(taken)))
             count -= len(taken)
             if count and not self.accounts.is_richest(account, others):
-                account, others = self.accounts.richest()  # what the others have has not changed
+                account, others = self.accounts.richest()  # the others' pages have not changed
         return grants, spare
 
     def over_pages(self, match: Match, tokens: bytes, pages_max: int) -> int:
-        """Pages after ``match``, which is of ``tokens``, that are there still and over."""
+        """Pages of ``tokens`` after ``match`` that are still in the tree but have expired."""
         if match.edge_pages or not self.lifetimes.due:
             return 0
         rest, wanted = tokens[match.pages * self._width :], pages_max - match.pages
         return self.match(match.node, rest, wanted, is_over_too=True).pages - match.pages
 
     def trim(self, node: Node, count: int, why: Why) -> None:
-        """Free the last ``count`` pages of an idle leaf."""
+        """Uncache and free the last ``count`` pages of an idle leaf."""
         pages = part(node.pages, len(node.pages) - count, len(node.pages))
         self._cut_off(node, count, why)
         self._pool.evict(pages)
 
     def strand(self, node: Node, why: Why) -> Pages:
-        """Take an idle leaf out of its tree; its pages, which are returned, are nobody's to take
+        """Take an idle leaf out of its tree. Returns its pages, which drain: nobody may take them
         yet."""
         pages = node.pages
         self._cut_off(node, len(pages), why)
@@ -337,7 +337,7 @@ class Forest:
         keep = len(node.pages) - count
         if not keep:
             node.parent.lose_child(node.tokens[: self._width])
-            node.parent.uses += node.uses  # they read it as well
+            node.parent.uses += node.uses  # those admissions used the parent as well
             self.lifetimes.forget(node)
         node.account.part(node, keep)
         if keep:
@@ -354,11 +354,11 @@ class Forest:
         return node
 
     def _cut_and_pin(self, lower: Node, keep: int) -> Node:
-        """Cut an edge after ``keep`` pages; the upper part is new and gets one pin.
+        """Cut an edge after ``keep`` pages; the upper part is a new node and gets one more pin.
 
-        Leases anchored at ``lower`` stay there, so the path of each keeps its length.
+        Leases anchored at ``lower`` stay there, so each path keeps its length.
         """
-        lower.account.policy.tidy()  # what it was told is of the edge as it is
+        lower.account.policy.tidy()  # notifications that it put off are about the uncut edge
         parent, cut = lower.parent, keep * self._width
         upper = Node(parent, lower.tokens[:cut], own(part(lower.pages, 0, keep)))
         parent.put_child(lower.tokens[: self._width], upper)
@@ -380,12 +380,13 @@ class Forest:
         return upper
 
     def _may_grow(self, node: Node, page_count: int) -> bool:
-        # With one pin and no child, only the one lease anchored here knows its depth.
+        # With one pin and no child, only the lease anchored here depends on its depth.
         alone = node.pins == 1 and not node.children and not node.is_root
         return alone and 0 < page_count <= EDGE_PAGES_MAX - len(node.pages)
 
     def common_pages(self, edge: bytes, tokens: bytes, at: int, size: int) -> int:
-        """Equal leading pages of ``edge`` and ``tokens[at:at + size]``; the first one is."""
+        """How many leading pages ``edge`` and ``tokens[at:at + size]`` share; the first is known
+        to be equal."""
         width = self._width
         low, high = 1, size // width
         while low < high:

@@ -1,4 +1,4 @@
-"""One prefix tree of the forest (``radix``): whose it is, and who uses it."""
+"""One prefix tree of the forest (``radix``): which model and tenant it is for, and its use."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Tree:
     lease_count: int = 0
     pin_count: int = 0
     model: str = ""
-    """Whose it is, as its last admission said; empty: not said in this life of the pager."""
+    """The model of its last admission, or else of a declared lease; empty: unknown."""
     terms: CacheTerms = NO_TERMS
     is_retired: bool = False
     has_left: bool = False
-    """Something of it, retired, was left idle when its last user ended: it is to be swept again."""
+    """For a retired tree: a lease that ended left idle nodes, so it must be swept again."""
 
     @property
     def tenant(self) -> str:
-        """A label; empty: not said."""
+        """The label of its tenant; empty: unknown."""
         return self.terms.tenant
 
     @property
@@ -38,5 +38,5 @@ class Tree:
 
     @property
     def is_spare(self) -> bool:
-        """Nobody would miss more than time."""
+        """Whether no lease and no pin uses it: dropping it would only cost time."""
         return not self.lease_count and not self.pin_count
