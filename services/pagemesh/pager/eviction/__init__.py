@@ -1,9 +1,9 @@
-"""Which idle pages go first: policies behind one protocol, chosen by name.
+"""Eviction policies, which decide which idle pages go first. One protocol; chosen by name.
 
-policy      what a policy is told and asked by the prefix tree
-learned     the default: what is least likely to be used again, as seen so far;
-            reuse and ghosts are what it learns with
-lru, lfu, s3_fifo, priority, cost     what is usual
+policy      the protocol: what the prefix tree tells a policy and asks of it
+learned     the default: evicts what is least likely to be used again, as learned from past
+            uses with the help of reuse and ghosts
+lru, lfu, s3_fifo, priority, cost     the usual policies
 registry    policies by name
 """
 

@@ -1,7 +1,7 @@
-"""Cheapest to do without first: what is used seldom, is quick to compute again, and waits long.
+"""Cheapest to lose first: pages that are rarely used, quick to compute again, and long unused.
 
-Greedy dual size with frequency (Cherkasova, 1998), for pages: each is worth its uses times the
-work of computing it again, on top of a level that rises to the worth of what was evicted last.
+Greedy dual size with frequency (Cherkasova, 1998), for pages: each is worth its number of uses
+times the cost of computing it again, plus a level that rises to the worth of what was evicted last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pagemesh.pager.eviction.leaves import bared
 from pagemesh.pager.tree.node import Node
 
 _DEPTH_PAGES = 512
-"""A page that attends to so many pages before it costs twice what the first one does."""
+"""A page with this many pages before it, to which it attends, costs twice as much as the first."""
 _STALE_SHARE, _STALE_MIN = 2, 64
 
 
@@ -23,11 +23,11 @@ class _Note:
     use_count: int = 1
     worth: float = 0.0
     stamp: int = 0
-    """The one entry of the heap that counts; 0: the node is in use."""
+    """The stamp of the node's valid heap entry; 0: none, since the node is in use or gone."""
 
 
 class Cost:
-    """Operations are O(log n); entries that no longer count are swept out as they pile up."""
+    """Operations are O(log n) amortised; outdated heap entries are removed when they pile up."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, _Note, Node]] = []

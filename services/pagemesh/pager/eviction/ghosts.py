@@ -1,7 +1,8 @@
-"""What was evicted lately, so that its return can be noticed. Bounded; no page is kept.
+"""Ghosts: records of recently evicted runs, so that their return can be noticed. They are bounded
+in number and keep no page.
 
-A place in the prefix tree is named by a hash that chains the first pages of the edges above it.
-Names decide nothing but statistics, so a collision costs nothing worth mentioning.
+A place in the prefix tree is named by a hash chained over the first pages of the edges down to it.
+Names serve statistics only, so a collision hardly matters.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 _PASSED_MIN = 64
-"""So many that are not remembered any more may stay in the order before they are taken out."""
+"""At least this many outdated entries may stay in the queue before they are removed."""
 _NAME_MASK: Final = (1 << 60) - 1
-"""What Python keeps in 32 bytes; a longer integer takes 48."""
+"""Python keeps an integer of 60 bits in 32 bytes; a longer one takes 48."""
 
 
 class Ghost:
-    """A run of evicted pages. ``below``: the name of what its children were chained to."""
+    """A run of evicted pages. ``below``: the name to which the names of its children are chained.
+    ``kind``, ``use_count`` and ``used_at`` are the policy's."""
 
     __slots__ = ("below", "kind", "page_count", "place", "use_count", "used_at")
 
@@ -38,7 +40,7 @@ def place_of(above: int, first_page: bytes) -> int:
 
 
 class Ghosts:
-    """The last evicted runs, at most ``count_max`` of them with ``pages_max`` pages."""
+    """The last evicted runs, at most ``count_max`` of them with ``pages_max`` pages in all."""
 
     def __init__(
         self, pages_max: int, count_max: int, on_forgotten: Callable[[Ghost], None]
@@ -47,10 +49,10 @@ class Ghosts:
         self._count_max = count_max
         self._on_forgotten = on_forgotten
         self.by_place: dict[int, Ghost] = {}
-        """Only to be looked at."""
-        # Beside a plain dictionary this takes a fifth of the memory that an ordered one does.
+        """For reading only."""
+        # With a plain dictionary, this takes a fifth of the memory of an OrderedDict.
         self._order: deque[Ghost] = deque()
-        """The oldest first; those that are not remembered any more are passed over."""
+        """The oldest first; entries that are no longer in ``by_place`` are skipped."""
         self._page_count = 0
 
     def __len__(self) -> int:
@@ -60,7 +62,8 @@ class Ghosts:
         return place in self.by_place
 
     def put(self, ghost: Ghost) -> None:
-        """Remember ``ghost``, instead of who was at its place, and forget the oldest."""
+        """Remember ``ghost`` instead of any other at its place, and forget the oldest beyond the
+        limits."""
         by_place = self.by_place
         if ghost.place in by_place and (old := self.take(ghost.place)) is not None:
             self._on_forgotten(old)
@@ -75,8 +78,8 @@ class Ghosts:
                 self._on_forgotten(oldest)
 
     def lengthen(self, ghost: Ghost, place: int, page_count: int) -> Ghost | None:
-        """``ghost`` starts ``page_count`` pages earlier, at ``place``, and is the latest: what is
-        remembered from now on. None when it is forgotten already."""
+        """Replace ``ghost`` by one that starts ``page_count`` pages earlier, at ``place``, and is
+        the newest. Returns it, or None when ``ghost`` is forgotten already."""
         if not self._is_there(ghost):
             return None
         self.take(ghost.place)
@@ -91,7 +94,7 @@ class Ghosts:
         return self.by_place.get(ghost.place) is ghost
 
     def take(self, place: int) -> Ghost | None:
-        """Who was at ``place``, no longer remembered."""
+        """Remove and return the ghost at ``place``, if any."""
         ghost = self.by_place.pop(place, None)
         if ghost is not None:
             self._page_count -= ghost.page_count
@@ -100,7 +103,7 @@ class Ghosts:
         return ghost
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless what is remembered is counted, bounded and in order."""
+        """Raise ``AssertionError`` unless all ghosts are counted, within the limits and queued."""
         assert self._page_count == sum(ghost.page_count for ghost in self.by_place.values())
         assert self._page_count <= self._pages_max and len(self) <= self._count_max
         assert all(ghost.place == place for place, ghost in self.by_place.items())
@@ -108,7 +111,8 @@ class Ghosts:
         assert len(there) == len(self), "one would never be forgotten, or too early"
 
     def returned(self, place: int, tokens: bytes, page_bytes: int) -> Iterator[Ghost]:
-        """The evicted runs that ``tokens``, computed anew from ``place`` on, bring back."""
+        """Remove and yield the evicted runs that ``tokens``, cached again from ``place`` on, bring
+        back."""
         at = 0
         while at < len(tokens):
             ghost = self.take(place)

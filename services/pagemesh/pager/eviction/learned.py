@@ -1,16 +1,16 @@
-"""The default: first goes what is least likely to be used again soon, as far as was seen.
+"""The default policy: evicts first what is least likely to be used again soon, as learned so far.
 
-Idle edges are told apart by age, by how often they were used before, and by whether it is the
-last page of a prompt that is meant (the next turn of a chat seldom brings that one back): see
-``reuse``. Of the edges of one kind the oldest or the newest is worth least: the oldest where uses
-come soon or not at all, the newest where they come at an age that most do not reach, as with a set
-of documents larger than the pool that is gone through again and again. So a victim is found by
-looking at both ends of a queue for each kind. Where there is nothing to learn, this is LRU.
+Idle edges are distinguished by age and by how often they were used before. The last page of a
+prompt, its *tail*, is a kind of its own, because the next turn of a chat seldom uses it again: see
+``reuse``. Of the edges of one kind, either the oldest or the newest is worth least: the oldest if
+uses come soon or not at all, the newest if they come at an age that most edges do not reach, as
+when a set of documents larger than the pool is read over and over. So a victim is found by looking
+at both ends of a queue for each kind. Where there is nothing to learn, this is LRU.
 
-What was evicted is remembered for a while (``ghosts``): how often pages are used at an age that
-they cannot reach in a small pool is learned so, and how often they were used before.
+Evicted edges are remembered for a while (``ghosts``). From these the policy learns how often pages
+are used at ages that they cannot reach in a small pool, and how often they were used before.
 
-Ages are in pages that became cached since: what counts is how much else wants the room.
+Ages are counted in pages that have become cached since: what matters is how much else wants room.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pagemesh.pager.eviction.reuse import ReuseModel
 from pagemesh.pager.tree.node import Node
 
 LEVELS: Final = 8
-"""Of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
+"""Levels of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
 _USES_MAX: Final = 1 << (LEVELS - 3)
-"""More are as good as so many."""
+"""Counting stops here."""
 _LEVEL_OF: Final = [n if n < 4 else n.bit_length() + 1 for n in range(_USES_MAX + 1)]
 _GHOST_POOLS = 4
 _GHOST_COUNT_MIN, _PAGES_PER_GHOST = 8_192, 8
@@ -36,20 +36,20 @@ _REFRESHES_PER_POOL, _REFRESH_TICKS_MIN = 8, 256
 _USED: Final = 0
 _LEAF: Final = 1
 _INNER: Final = 2
-"""An edge is in use again; it became idle, with nothing below it or with something."""
+"""What was notified: an edge is in use again, or became idle as a leaf or with edges below it."""
 _HEARD_MAX: Final = 1_536
-"""Three for each time that an edge became idle or was used again."""
+"""Limit of ``_heard``, which has three items per notification."""
 _TAILED_PAGES_MAX: Final = 64
-"""In a longer edge one page more or less is nothing."""
+"""Longer edges get no tail: one page more or less does not matter there."""
 _TAIL_WORTH: Final = 0.5
-"""A last page goes alone only if it is worth less than this share of the others: evicting
-edges whole keeps free pages in long runs."""
+"""A tail is evicted alone only if it is worth less than this share of the other pages: evicting
+whole edges keeps free pages in long runs."""
 
 
 class _Note:
     """What is remembered of an edge. ``below``: see ``Ghost``. ``use_count``: up to ``_USES_MAX``.
-    ``used_at``: 0 as long as it was never idle. ``pages``: those that wait in the model, apart from
-    the tail. ``ghost``: of what was cut off its end."""
+    ``used_at``: 0 while it has never been idle. ``pages``: how many wait in the model, without the
+    tail. ``ghost``: of the pages that were cut off its end."""
 
     __slots__ = ("below", "ghost", "has_tail", "pages", "use_count", "used_at")
 
@@ -63,18 +63,18 @@ class _Note:
 
 
 class _Level(LeafQueue):
-    """Idle edges that were used about as often before. As they are in order, so are their tails."""
+    """Idle edges of one level of earlier uses, in order of age, and so are their tails."""
 
     __slots__ = ("tailed",)
 
     def __init__(self) -> None:
         super().__init__()
         self.tailed: Node | None = None
-        """The first whose tail waits apart; those before it have none, and will not get one. It is
-        a leaf, and so never put aside: only what is in use gets children."""
+        """The oldest edge that has a tail; those before it have none, and will not get one. It is
+        a leaf, and so is never put aside: only edges in use get children."""
 
     def pass_tail(self, node: Node) -> None:
-        """``node``, which is in it, has no tail from now on."""
+        """``node``, which is in this queue, loses its tail."""
         _note_of(node).has_tail = False
         if self.tailed is node:
             following = node.newer
@@ -84,8 +84,8 @@ class _Level(LeafQueue):
 
 
 class Learned:
-    """For a pool of ``page_count`` pages. Operations are amortised O(1), with a refresh of what
-    was learned a few times while the pool is filled once."""
+    """For a pool of ``page_count`` pages. Operations are amortised O(1), apart from recomputing
+    worths, which happens a few times in the time that it takes to fill the pool once."""
 
     def __init__(self, page_count: int) -> None:
         self._now = 0
@@ -98,14 +98,14 @@ class Learned:
         self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
         self._refresh_at = 0
         self._heard: list[Any] = []
-        """Edges that became idle or are used again, their pages then, and which of the two it is.
-        What that means is worked out for many at once, and before it matters: a request that
-        evicts nothing has no part in it."""
-        # Where requests evict, putting off gains nothing: who is asked for a victim does not, until
-        # it was told to be tidy twice without being asked in between.
+        """Pending notifications: the edge, its pages at that time, and what happened. They are
+        processed in batches, before they matter, so that a request that evicts nothing does not
+        pay for it."""
+        # Where requests evict, putting off gains nothing. So once asked for a victim, the policy
+        # puts nothing off until it was told to ``tidy`` twice without being asked in between.
         self._puts_off, self._was_asked = True, False
 
-    # What the tree tells
+    # Notifications from the tree
 
     def add(self, node: Node) -> None:
         if not self._puts_off:
@@ -130,7 +130,7 @@ class Learned:
         self._puts_off, self._was_asked = not self._was_asked, False
 
     def _catch_up(self) -> None:
-        """Work out what was heard, in that order."""
+        """Process the pending notifications, in order."""
         each = iter(self._heard)
         for node, page_count, what in zip(each, each, each, strict=True):
             if what:
@@ -176,13 +176,13 @@ class Learned:
         if note.has_tail:
             queue.pass_tail(node)
             self._model.use(2 * level + 1, since, now, 1)
-        note.ghost = None  # what was cut off waits as before, and what will be waits otherwise
+        note.ghost = None  # pages cut off later will have waited since another time
         queue.remove(node)
 
     def cut(self, upper: Node, lower: Node) -> None:
         note: _Note | None = lower.note
         if note is None:
-            return  # not known yet; what becomes of it is told when it is idle
+            return  # not known yet: both parts are notified when they become idle
         above = _note_of(upper.parent).below
         place = place_of(above, upper.tokens[: _page_bytes(upper)])
         upper.note = _Note(place, note.use_count, note.used_at)
@@ -253,7 +253,7 @@ class Learned:
         assert set(known).issuperset(last), "it heard of what is another's, or gone"
         for node, what in last.items():
             assert (what == _USED) == (node.pins > 0), "it heard last of what is over"
-        # What it heard of is in its queue still if it was idle before.
+        # A node with pending notifications is still in its queue if it was idle before them.
         queued = [one for one in known if first.get(one, _USED if not one.pins else _LEAF) == _USED]
         levels = [_LEVEL_OF[_note_of(node).use_count] for node in queued]
         places = [(node, self._levels[level]) for node, level in zip(queued, levels, strict=True)]
@@ -275,7 +275,7 @@ class Learned:
         self._ghosts.check()
 
     def _first_and_last_heard(self) -> tuple[dict[Node, int], dict[Node, int]]:
-        """Of edges, what was put off."""
+        """The first and the last pending notification of each edge."""
         first: dict[Node, int] = {}
         last: dict[Node, int] = {}
         each = iter(self._heard)
@@ -285,14 +285,14 @@ class Learned:
             last[node] = what
         return first, last
 
-    # Eviction, and return
+    # Evicted pages and their return
 
     def _cut_tail(self, node: Node, note: _Note, level: int) -> None:
         place = self._place_at(node, len(node.pages) - 1)
         self._ghosts.put(Ghost(place, note.below, 2 * level + 1, note.use_count, note.used_at, 1))
 
     def _cut_body(self, node: Node, note: _Note, level: int, keep: int, lost: int) -> None:
-        """The model goes on waiting for the lost pages, as long as their ghost is there."""
+        """The lost pages go on waiting in the model for as long as their ghost is remembered."""
         note.pages = keep
         place, ghost = self._place_at(node, keep), note.ghost
         if ghost is not None:
@@ -306,7 +306,7 @@ class Learned:
         self._model.lapsed += (ghost.kind, ghost.used_at, self._now, ghost.page_count)
 
     def _get_to_know(self, node: Node) -> _Note:
-        """A note for ``node``, which has none, and for what is above it."""
+        """Make a note for ``node`` and for the nodes above it that have none."""
         unknown = [node]
         while not unknown[-1].is_root and unknown[-1].parent.note is None:
             unknown.append(unknown[-1].parent)
@@ -319,7 +319,8 @@ class Learned:
         return _note_of(node)
 
     def _returning(self, node: Node) -> _Note:
-        """A note for ``node``, that knows of uses before what it holds was evicted."""
+        """Make a note for ``node`` that counts uses from before its content was evicted, if that
+        is still remembered."""
         page_bytes = _page_bytes(node)
         place = place_of(_note_of(node.parent).below, node.tokens[:page_bytes])
         node.note = note = _Note(place)
@@ -332,7 +333,7 @@ class Learned:
 
     @staticmethod
     def _place_at(node: Node, index: int) -> int:
-        """The place of the page at ``index``; its first page has that of the edge."""
+        """The place of the page at ``index``; for the first page, the place of the edge."""
         above = _note_of(node if index else node.parent)
         page_bytes = _page_bytes(node)
         return place_of(above.below, node.tokens[index * page_bytes : (index + 1) * page_bytes])
@@ -343,6 +344,6 @@ def _page_bytes(node: Node) -> int:
 
 
 def _note_of(node: Node) -> _Note:
-    """What is remembered of ``node``, which is known."""
+    """The note of ``node``, which must have one."""
     note: _Note = node.note
     return note

@@ -9,18 +9,18 @@ from typing import Final
 from pagemesh.pager.tree.node import UNLINKED, Link, Node
 
 NEWEST_MAX: Final = 8
-"""How many of the newest nodes are looked at for a leaf. What rests together is a leaf and the
-edges above it, which are newer."""
+"""How many of the newest nodes are searched for a leaf: when a leaf becomes idle, the edges above
+it often do so after it, and are newer."""
 
 
 class LeafQueue(Link):
-    """In the order of ``add``. What reaches the front and is no idle leaf is put aside, and
-    comes back to the front by ``recall``: nothing still in the queue is older.
+    """A queue in the order of ``add``. A node that reaches the front and is no idle leaf is put
+    aside. ``recall`` brings it back to the front: nothing still in the queue is older.
 
         queue <-> oldest <-> ... <-> newest <-> queue     a ring, linked by ``older`` and ``newer``
 
-    A node carries its links itself, so that being in a queue takes no memory, and it is in one
-    queue at most. One that was put aside is a ring of its own; in none, it links ``UNLINKED``."""
+    A node contains its links, so being in a queue takes no memory, and it is in one queue at most.
+    A node that was put aside is a ring of one; a node in no queue links to ``UNLINKED``."""
 
     __slots__ = ()
 
@@ -32,23 +32,23 @@ class LeafQueue(Link):
         last.newer = self.older = node
 
     def remove(self, node: Node) -> None:
-        """Take ``node`` out, wherever it is. Raises ``AssertionError`` when it is in none."""
+        """Take out ``node``, queued or put aside. Raises ``AssertionError`` if it is in none."""
         older, newer = node.older, node.newer
         assert newer is not UNLINKED, "it is in no queue"
         older.newer, newer.older = newer, older
         node.older = node.newer = UNLINKED
 
     def recall(self, node: Node) -> None:
-        """``node``, which is in it, is an idle leaf now."""
+        """``node``, which is queued or put aside, has become an idle leaf."""
         if node.newer is node:
             first = self.newer
             node.older, node.newer = self, first
             first.older = self.newer = node
 
     def first(self) -> Node | None:
-        """The first idle leaf."""
+        """The oldest idle leaf, if any. Puts aside the nodes before it."""
         node = self.newer
-        while isinstance(node, Node):  # all but the queue itself
+        while isinstance(node, Node):  # until the ring returns to the queue itself
             if not node.children and not node.pins:
                 return node
             self.remove(node)
@@ -57,7 +57,7 @@ class LeafQueue(Link):
         return None
 
     def last(self) -> Node | None:
-        """The newest idle leaf, if one is among the newest nodes."""
+        """The newest idle leaf, if one is among the ``NEWEST_MAX`` newest nodes."""
         node = self.older
         for _ in range(NEWEST_MAX):
             if not isinstance(node, Node):
@@ -71,7 +71,7 @@ class LeafQueue(Link):
         return (node for node in self.nodes() if not node.children and not node.pins)
 
     def nodes(self) -> Iterator[Node]:
-        """All that is in it, in order."""
+        """All queued nodes, the oldest first."""
         node = self.newer
         while isinstance(node, Node):
             yield node
@@ -79,8 +79,8 @@ class LeafQueue(Link):
 
 
 class LeafQueues:
-    """What policies have in common that take the first leaf of the first queue with any. The
-    ``note`` of a node is the index of its queue."""
+    """The base of policies that evict the first leaf of the first queue that has one. The ``note``
+    of a node is the index of its queue."""
 
     def __init__(self, queue_count: int) -> None:
         self._queues = [LeafQueue() for _ in range(queue_count)]
@@ -122,7 +122,7 @@ class LeafQueues:
 
 def check_queued(places: Iterable[tuple[Node, LeafQueue]], queues: Iterable[LeafQueue]) -> None:
     """Raise ``AssertionError`` unless each node of ``places`` is in its queue, or was put aside and
-    is no idle leaf, and nothing else is in any of ``queues``."""
+    is no idle leaf, and no other node is in any of ``queues``."""
     found: dict[Node, LeafQueue] = {}
     for queue in queues:
         last: Link = queue
@@ -140,6 +140,6 @@ def check_queued(places: Iterable[tuple[Node, LeafQueue]], queues: Iterable[Leaf
 
 
 def bared(node: Node) -> Node | None:
-    """The parent of ``node``, gone just now, if that made it an idle leaf."""
+    """The parent of ``node``, which was just removed, if that made the parent an idle leaf."""
     parent = node.parent
     return None if parent.is_root or parent.pins or parent.children else parent

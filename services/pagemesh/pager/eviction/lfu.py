@@ -1,4 +1,4 @@
-"""Least frequently used first; the longest unused of these."""
+"""Least frequently used first; of these, the longest unused."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pagemesh.pager.eviction.leaves import LeafQueues
 from pagemesh.pager.tree.node import Node
 
 USES_MAX = 31
-"""Counting ends here: beyond it, age alone decides."""
+"""Counting stops here: beyond it, age alone decides."""
 
 
 class Lfu(LeafQueues):
-    """A queue for each count of uses, counted while a node is cached."""
+    """One queue for each number of uses since the node was cached."""
 
     def __init__(self) -> None:
         super().__init__(USES_MAX + 1)
@@ -26,5 +26,5 @@ class Lfu(LeafQueues):
 
     def cut(self, upper: Node, lower: Node) -> None:
         if lower.note is not None:
-            # An idle edge is used in its upper part just now; a used one was counted.
+            # If the edge is idle, its upper part is being used now; else that was counted before.
             upper.note = min(USES_MAX, lower.note + (not lower.pins))

@@ -9,8 +9,8 @@ from pagemesh.pager.tree.node import Node
 
 
 class Lru(LeafQueue):
-    """Every operation is O(1). Nodes are told of children before parents, and used from the
-    leaves' end up, so the first in order is always a leaf."""
+    """Every operation is O(1). Children become idle before their parents, and come into use before
+    them too, so the oldest node is always a leaf."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What only less urgent requests used first; the longest unused of these."""
+"""Edges that only less urgent requests used go first; of these, the longest unused."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pagemesh.pager.eviction.leaves import LeafQueues
 from pagemesh.pager.tree.node import Node
 
 RANK_MIN, RANK_MAX = -4, 4
-"""A rank beyond these counts as the nearest of them."""
+"""Ranks beyond these are clamped."""
 
 
 class Priority(LeafQueues):
-    """A queue for each rank. The rank of a node when it becomes idle counts until it is used."""
+    """One queue for each rank. The rank that a node has when it becomes idle applies until it is
+    used again."""
 
     def __init__(self) -> None:
         super().__init__(RANK_MAX - RANK_MIN + 1)

@@ -21,11 +21,11 @@ POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {
     "priority": lambda _page_count: Priority(),
     "cost": lambda _page_count: Cost(),
 }
-"""Name -> what makes the policy, given the pages of the pool. The first one is the default."""
+"""Name -> what makes the policy, given the page count of the pool. The first is the default."""
 
 
 def make_policy(name: str, page_count: int) -> EvictionPolicy:
-    """A new policy for a pool of ``page_count`` pages. Raises ``ConfigError``."""
+    """A new policy for a pool of ``page_count`` pages. Raises ``ConfigError`` for unknown names."""
     make = POLICIES.get(name)
     if make is None:
         known = ", ".join(POLICIES)

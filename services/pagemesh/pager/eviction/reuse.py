@@ -1,14 +1,15 @@
-"""How likely is it that idle pages are used again, given what is known of them?
+"""A model of reuse: how likely idle pages are to be used again, given their kind and age.
 
-Entries are of a few *kinds*, and weigh as much as they have pages. For each kind the model keeps
-at what age entries were used again or given up on, and how many still wait. From that follows
-the hazard of a use at each age, as in survival analysis: uses at that age, over entries that
-were waiting then. Those that still wait count too, or else what lives long would look used often.
+Entries belong to a few *kinds*, and are weighted by their number of pages. For each kind the model
+records at what age entries were used again or forgotten, and how many still wait. From these
+follows the hazard of a use at each age, as in survival analysis: uses at that age, over entries
+that were waiting then. Entries that still wait count too (as censored observations); otherwise
+entries that live long would seem to be used often.
 
-What an entry is worth is not its hazard now but the best rate of uses that waiting for some time
-can yield (Gittins, 1979): people take a minute to answer, so a page is worth more than what is
-going to happen to it in the next second. To rank what is cached by such learned rates, by age,
-is the idea of hit density (Beckmann, Chen and Cidon, 2018).
+The worth of an entry is not its hazard now but the best rate of uses that waiting for some time can
+yield (the index of Gittins, 1979): people take a minute to answer, so a page is worth more than
+what will happen to it in the next second. Ranking cache entries by such learned rates, by age, is
+the idea of hit density (Beckmann, Chen and Cidon, 2018).
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ _F64 = NDArray[np.float64]
 _I64 = NDArray[np.int64]
 
 AGE_BUCKETS: Final = 40
-"""Two an octave, from a 256th of the pool to two thousand pools."""
+"""Two per octave, from a 256th of the pool to two thousand pools."""
 COHORTS: Final = 64
-"""Entries that wait are counted by when they began to, in eighths of a pool; the oldest cohort
-takes in what is older."""
+"""Waiting entries are counted by when they began to wait, in eighths of a pool; the oldest cohort
+includes all older entries."""
 _UNITS_PER_POOL, _COHORTS_PER_POOL = 256, 8
 _OUTCOMES_MAX = 16_384.0
-"""In entries of mean weight. Beyond it all evidence is halved, so that habits may change."""
+"""In entries of mean weight. Beyond this all evidence is halved, so that the model adapts."""
 _LATER = np.triu(np.ones((AGE_BUCKETS, AGE_BUCKETS)))
 _PASSED = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
-# Who ended in a bucket (row) spent half of its width there, and passed all before it (columns).
+# An entry that ended in a bucket (row) spent half its width there and passed all before (columns).
 _NUMBERS_MAX: Final = 3_072
-"""Written down before they are counted: three or four for each time an entry begins or ends."""
+"""Numbers that are recorded before they are counted: three or four per event of an entry."""
 _FEW_ENTRIES = 20.0
-"""A kind is judged like all others until about so many of its own came to an age."""
+"""A kind is judged like all others until about this many of its entries have reached an age."""
 
 
 class ReuseModel:
-    """Ages are in ticks, one for each page that becomes cached; ``page_count``: of the pool."""
+    """Ages are in ticks, one for each page that becomes cached. ``page_count``: of the pool."""
 
     def __init__(self, kind_count: int, page_count: int) -> None:
         self._unit_ticks = max(1, page_count // _UNITS_PER_POOL)
@@ -53,15 +54,15 @@ class ReuseModel:
         self._starts, self._widths = borders[:-1], np.diff(borders)
         self._passed = _PASSED * self._widths
         self.worth = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
-        """Kind, age bucket -> uses a tick that keeping a page can yield, as of ``refresh``."""
-        # Every request brings some of these, so they are only written down here, and counted all
-        # together. Who cannot afford a call may add to them as ``enter``, ``use`` and ``lose`` do.
+        """Kind, age bucket -> uses per tick that keeping a page can yield, as of ``refresh``."""
+        # Every request adds to these lists, so events are only recorded, and counted in batches. A
+        # caller that cannot afford a call may append to them as ``enter``, ``use`` and ``lose`` do.
         self.entered: list[int] = []
         self.ended: list[int] = []
         self.lapsed: list[int] = []
 
     def bucket(self, age: int) -> int:
-        """Where an age of so many ticks is counted."""
+        """The index of the age bucket for ``age`` ticks."""
         units = age // self._unit_ticks
         if units < 2:
             return units
@@ -69,27 +70,27 @@ class ReuseModel:
         found = 2 * bits - 2 + (units >> (bits - 2) & 1)
         return found if found < AGE_BUCKETS else AGE_BUCKETS - 1
 
-    # What happens to entries; ``since`` is the tick at which they began to wait
+    # Events of entries; ``since`` is the tick at which they began to wait
 
     def enter(self, kind: int, now: int, page_count: int) -> None:
         """``page_count`` pages of ``kind`` begin to wait."""
         self.entered += (kind, now, page_count)
 
     def use(self, kind: int, since: int, now: int, page_count: int) -> None:
-        """They are used."""
+        """``page_count`` waiting pages of ``kind`` are used."""
         self.ended += (kind, since, now, page_count)
 
     def lose(self, kind: int, since: int, now: int, page_count: int) -> None:
-        """They were not used so far, and nobody would notice from now on."""
+        """``page_count`` waiting pages of ``kind`` were not used, and are no longer observed."""
         self.lapsed += (kind, since, now, page_count)
 
     @property
     def is_full(self) -> bool:
-        """So much happened since it was counted last that it should be counted."""
+        """Whether enough events are recorded that they should be counted."""
         return len(self.entered) + len(self.ended) + len(self.lapsed) > _NUMBERS_MAX
 
     def count(self) -> None:
-        """Count what happened since this was done last: one by one takes several times as long."""
+        """Count the recorded events, together: one by one would take several times as long."""
         if self.entered:
             kinds, ticks, pages = _columns(self.entered, 3)
             self._advance(int(ticks.max()) // self._cohort_ticks)
@@ -105,7 +106,7 @@ class ReuseModel:
         self.entered.clear()
 
     def waiting_pages(self) -> list[int]:
-        """So many of each kind wait."""
+        """How many pages of each kind wait."""
         waiting: list[int] = np.rint(self._waiting.sum(1)).astype(np.int64).tolist()
         for kind, _, pages in _columns(self.entered, 3).T.tolist():
             waiting[kind] += pages
@@ -114,12 +115,12 @@ class ReuseModel:
         return waiting
 
     def _places(self, ticks: _I64) -> _I64:
-        """Of the cohorts of who began to wait at ``ticks``."""
+        """The columns of ``_waiting`` for entries that began to wait at ``ticks``."""
         places: _I64 = np.maximum(ticks // self._cohort_ticks, self._cohort - COHORTS + 1) % COHORTS
         return places
 
     def refresh(self, now: int, entry_pages: float) -> None:
-        """Compute ``worth`` from what was seen. ``entry_pages``: of an entry, on average. Takes
+        """Compute ``worth`` from the events so far. ``entry_pages``: mean pages of an entry. Takes
         a fraction of a millisecond."""
         self.count()
         self._advance(now // self._cohort_ticks)
@@ -135,7 +136,8 @@ class ReuseModel:
             self._ended_pages /= 2
 
     def _exposure(self, ended: _F64, now: int) -> _F64:
-        """Ticks times pages that each kind (rows) spent at each age (columns)."""
+        """Ticks times pages that each kind (rows) has spent at each age (columns), float64 [kinds,
+        buckets]."""
         cohorts = np.arange(self._cohort - COHORTS + 1, self._cohort + 1)
         ages = np.maximum(0.0, now - (cohorts + 0.5) * self._cohort_ticks)
         spent = ages[:, None] - self._starts
@@ -145,8 +147,8 @@ class ReuseModel:
         return exposure
 
     def _hazard(self, used: _F64, exposure: _F64, few_pages: float) -> _F64:
-        """Uses a tick and page. Where a kind was seen little: those of all kinds at that age,
-        times how much more this kind is used than others at any age."""
+        """Uses per tick and page, float64 [kinds, buckets]. Where a kind has little exposure, the
+        hazard of all kinds at that age, times how much more this kind is used overall."""
         total = exposure.sum(0)
         common = np.divide(used.sum(0), total, out=np.zeros_like(total), where=total > 0)
         factor = (used.sum(1) + few_pages) / (exposure @ common + few_pages)
@@ -155,8 +157,9 @@ class ReuseModel:
         return hazard
 
     def _best_rates(self, hazard: _F64) -> _F64:
-        """For an entry at the start of each bucket: uses over ticks, waiting until a use or until
-        the end of that bucket or a later one, whichever end is best. Shape: kinds x buckets."""
+        """For an entry at the start of each bucket: expected uses over expected ticks, if it waits
+        for a use, but at most to the end of this or a later bucket, whichever is best. float64
+        [kinds, buckets]."""
         widths = self._widths
         chance = -np.expm1(-hazard * widths)
         alive = np.ones_like(hazard)
@@ -166,7 +169,7 @@ class ReuseModel:
         uses_until, ticks_until = np.cumsum(uses, 1), np.cumsum(ticks, 1)
         gain = uses_until[:, None, :] - (uses_until - uses)[:, :, None]
         spent = ticks_until[:, None, :] - (ticks_until - ticks)[:, :, None]
-        # Ends before the start do not count. In place: these are by far the largest arrays.
+        # Ends before the start are excluded. In place, as these are by far the largest arrays.
         gain *= _LATER
         gain /= np.maximum(spent, 1e-300, out=spent)
         best: _F64 = gain.max(2)

@@ -1,11 +1,11 @@
-"""S3-FIFO (Yang and others, 2023) on a prefix tree: queues in which nothing moves when used.
+"""S3-FIFO (Yang and others, 2023) on a prefix tree: FIFO queues in which a use moves nothing.
 
-    new -----> small --unused--> ghosts      back from the ghosts: into main
+    new -----> small --unused--> ghosts      a return from the ghosts enters main
                  `--used--> main --unused--> gone
                             ^  `--used--.
                             `-----------'    one use less each time around
 
-What is in use keeps its place in its queue; the front passes over it.
+A node in use keeps its place in its queue, and is skipped at the front.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Note:
 
 
 class S3Fifo:
-    """Operations are amortised O(1): going round costs a use. ``page_count``: of the pool."""
+    """Operations are amortised O(1), since each time around costs a node one use. ``page_count``:
+    pages of the pool."""
 
     def __init__(self, page_count: int) -> None:
         self._small = LeafQueue()
@@ -54,7 +55,7 @@ class S3Fifo:
 
     def forget(self, node: Node) -> None:
         note: _Note | None = node.note
-        if note is not None:  # what is in use is in its queue as well
+        if note is not None:  # a node in use is in its queue as well
             self._queue(note).remove(node)
             if note.is_small:
                 self._small_pages -= len(node.pages)
@@ -68,7 +69,7 @@ class S3Fifo:
             upper.note.use_count = min(USES_MAX, note.use_count + 1)
         note.place = _place(lower)
         if note.is_small:
-            self._small_pages -= len(upper.pages)  # put counts them again
+            self._small_pages -= len(upper.pages)  # ``_put`` counts them again
         self._put(upper, upper.note)
 
     def shrink(self, node: Node, keep: int) -> None:
