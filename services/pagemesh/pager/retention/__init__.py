@@ -1,1 +1,1 @@
-"""What operators have kept or dropped: pins, and roots that are invalidated. Pure."""
+"""Pins, and the invalidation of roots and prefixes. Pure."""

@@ -1,6 +1,6 @@
-"""When ledger numbers were given out, to the second at first and more coarsely later on.
+"""When ledger numbers were given out, at first to the second, and more coarsely as time goes on.
 
-A page keeps the number under which it was committed, so its age needs no clock of its own.
+A page keeps the number under which it was committed, so no time needs to be stored for its age.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ _PERIOD_MS = 1_000
 
 
 class Ages:
-    """Samples of the ledger; when there are too many, every other one is dropped and the next
-    ones are taken half as often."""
+    """Samples of the last ledger number over time. When there are too many, every other one is
+    dropped and further ones are taken half as often."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -21,7 +21,8 @@ class Ages:
         self._period_ms = _PERIOD_MS
 
     def note(self, last_number: int, now_ms: int) -> None:
-        """``last_number`` is the last one given out so far. Does nothing too soon."""
+        """Take a sample: ``last_number`` is the last one given out so far. Does nothing if the
+        previous sample is too recent."""
         if self._times_ms and now_ms - self._times_ms[-1] < self._period_ms:
             return
         self._numbers.append(last_number)
@@ -31,7 +32,7 @@ class Ages:
             self._period_ms *= 2
 
     def age_s(self, number: int, now_ms: int) -> int | None:
-        """Seconds since ``number`` was given out; None: before the first sample."""
+        """Seconds since ``number`` was given out; None if that was before the first sample."""
         at = bisect_left(self._numbers, number)
         if not at:
             return None

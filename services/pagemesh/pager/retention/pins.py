@@ -1,13 +1,13 @@
-"""Prefixes that operators keep: what is pinned is in use, so no policy can evict it.
+"""Pins: prefixes that operators keep. Pinned pages count as in use, so no policy can evict them.
 
-A pin is anchored in the tree as a lease is. It ends by its lifetime, by being unpinned, with its
-root, or when it gives way: a sequence that has too little room, though nobody before it holds
-any, comes first (``Pins.give_way``), so that a pin can never be what a request waits for. The same
-holds for the pages that a tenant may use.
+A pin is anchored in the tree like a lease. It ends when its lifetime is over, when it is unpinned,
+with its root, or when it gives way: a sequence that lacks room although no older one holds any goes
+first (``Pins.give_way``), so a request never waits for a pin. The same holds for the pages that a
+tenant may use.
 
-Pins outlive the pager: each change is kept beside the pool before it is answered. What is kept
-names the last page by its identity, which no other page ever has, and no token; so a pin whose
-pages are not all there again, or not under that root, ends with the pager that knew it.
+Pins outlive the pager: each change is stored beside the pool before it is answered. A stored pin
+contains no tokens; it names its last page by the page's identity, which no other page ever has. So
+a pin whose pages are not all recovered under the same root ends with the pager that knew it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pin:
 
 
 class Pins:
-    """By name, the oldest first; ``books.pins`` keeps them."""
+    """Makes and ends pins. ``books.pins`` has them by name, the oldest first."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -49,16 +49,17 @@ class Pins:
 
     @property
     def pages_max(self) -> int:
-        """Pages that pins may keep in all."""
+        """How many pages may be pinned in all."""
         return int(self._books.facts.page_count * self._books.limits.pin_share_max)
 
     def named(self, root: bytes, tokens: bytes) -> Pin | None:
-        """The pin of whatever is cached of ``tokens``, if there is one."""
+        """The pin of the whole pages of ``tokens``, if there is one."""
         return self._books.pins.get(name_of(root, tokens, self._books.facts.page_token_bytes))
 
     def pin(self, root: bytes, tokens: bytes, ttl_ms: int | None) -> Pin:
-        """Keep what is cached of ``tokens``. Raises ``Gone`` when that is nothing,
-        ``NoCapacity`` when it would be too much, for all pins or for its tenant's quota."""
+        """Pin the cached prefix of ``tokens`` for ``ttl_ms``, or without limit if None. Raises
+        ``Gone`` when no page of it is cached, ``NoCapacity`` when it would exceed the limits of
+        pins or the quota of its tenant."""
         books = self._books
         name = name_of(root, tokens, books.facts.page_token_bytes)
         old = self.named(root, tokens)
@@ -80,7 +81,7 @@ class Pins:
         return pin
 
     def _require_room(self, name: str, match: Match) -> None:
-        """Raises ``NoCapacity`` when ``match``, pinned as ``name``, would be too much."""
+        """Raises ``NoCapacity`` when ``match``, pinned as ``name``, would exceed the limits."""
         books = self._books
         kept = self._nodes(without=name)
         pages = sum(len(node.pages) for node in kept)
@@ -98,8 +99,8 @@ class Pins:
             raise NoCapacity(f"{len(books.pins)} prefixes are pinned; unpin one first")
 
     def _require_quota(self, tree: Tree, match: Match) -> None:
-        """Raises ``NoCapacity`` when the tenant of ``tree`` would use more than it may with
-        ``match`` pinned: its sequences would wait, and the youngest be taken back, for a pin."""
+        """Raises ``NoCapacity`` when pinning ``match`` would make the tenant of ``tree`` exceed its
+        quota: its sequences would wait, and the youngest be preempted, because of a pin."""
         account, more = tree.root.account, self._books.forest.idle_pages(match)
         if account.tenant and more and account.used_pages + more > account.quota_pages:
             raise NoCapacity(
@@ -115,7 +116,7 @@ class Pins:
         return pin
 
     def unpin(self, pins: Iterable[Pin]) -> None:
-        """``pins`` end."""
+        """End ``pins``."""
         ended = list(pins)
         for pin in ended:
             self._end(pin)
@@ -130,15 +131,15 @@ class Pins:
         books.freed = True
 
     def expire(self) -> None:
-        """End the pins whose time is over."""
+        """End the pins whose lifetime is over."""
         now_ms, pins = self._books.now_ms, self._books.pins.values()
         self.unpin([one for one in pins if one.expires_ms is not None and one.expires_ms <= now_ms])
 
     def give_way(self, order: Order, own: Lease | None, *, within: Account | None = None) -> bool:
-        """End the oldest pin for the waiter at ``order`` (``own``: its lease, if it has one) that
-        nothing else makes room for: what the younger hold is too little (``Preemption.press``
-        left it), nobody older holds anything, and nothing is on its way. ``within``: the tenant
-        that is short of its quota. Whether there was one to end."""
+        """End the oldest pin if nothing else can make room for the waiter at ``order`` (``own``:
+        its lease, if it has one): younger leases hold too little (``Preemption.press`` has left
+        them alone), no older lease exists, and no pages are on their way. ``within``: the tenant
+        whose quota is short. Returns whether a pin ended."""
         books = self._books
         if not books.pins or not books.may_evict():
             return False
@@ -157,7 +158,7 @@ class Pins:
         return False
 
     def expires_in_s(self, pin: Pin) -> int | None:
-        """Seconds that ``pin`` has left, rounded up; 0: it is over, and ends with the next tick."""
+        """Seconds that ``pin`` has left, rounded up. 0: it ends with the next tick; None: never."""
         if pin.expires_ms is None:
             return None
         return max(0, -((self._books.now_ms - pin.expires_ms) // 1_000))
@@ -165,8 +166,8 @@ class Pins:
     # Over a restart
 
     def restore(self, kept: Iterable[KeptPin], edges: list[Edge]) -> None:
-        """Pin again what an earlier pager life kept, as far as it is there and still allowed.
-        ``edges`` are those that grew again."""
+        """Restore the pins of an earlier pager life whose pages were all recovered and that the
+        limits still allow. ``edges``: the recovered edges."""
         books = self._books
         wanted = list(kept)
         ends = _ends(books, wanted, edges)
@@ -202,7 +203,7 @@ class Pins:
         )  # fmt: skip
 
     def _nodes(self, without: str) -> set[Node]:
-        """Every edge that a pin keeps; that of name ``without`` is not counted."""
+        """Every edge that a pin keeps, except those that only the pin named ``without`` keeps."""
         kept: set[Node] = set()
         for pin in self._books.pins.values():
             node = pin.anchor
@@ -213,8 +214,8 @@ class Pins:
 
 
 def name_of(root: bytes, tokens: bytes, page_bytes: int) -> str:
-    """16 hexadecimal digits for the whole pages of ``tokens`` under ``root``, the same on every
-    host."""
+    """The name of a pin: 16 hexadecimal digits, a hash of ``root`` and the whole pages of
+    ``tokens``, the same on every host."""
     whole = len(tokens) // page_bytes * page_bytes
     hashed = xxhash.xxh3_64(root)
     hashed.update(tokens[:whole])
@@ -222,8 +223,8 @@ def name_of(root: bytes, tokens: bytes, page_bytes: int) -> str:
 
 
 def _ends(books: Books, wanted: list[KeptPin], edges: list[Edge]) -> dict[int, tuple[Tree, bytes]]:
-    """Of each wanted identity that a page in the tree has: that tree, and all tokens up to the
-    end of that page."""
+    """Maps each wanted identity that a page of ``edges`` has to the page's tree, and to all tokens
+    up to the end of that page."""
     found: dict[int, tuple[Tree, bytes]] = {}
     if not wanted:
         return found

@@ -1,14 +1,14 @@
-"""Roots that are not to be used any more.
+"""Retiring roots: nothing that was computed under an invalidated root is used again.
 
     invalidated --> nothing new matches it; idle pages are freed, in parts (``sweeps``)
-                     | sequences that run go on with their own pages, cached for nobody
+                     | running sequences go on with their pages, which nobody else can find
                      v
-                    the last of them ends: its tree and its place in the root table are free
+                    the last of them ends: its tree and its line of the root table are free
 
-The root table says so at once (the line is not live), so a later pager does not believe the pages
-either; until the last page is free no other root takes the line. The same root may be planted
-anew meanwhile, in another line: what is computed from then on shares nothing with what was. A lease
-of an earlier life of the pager that is declared after that is lost: what it filled is of before.
+The root table marks the line as not live at once, so a later pager does not take the pages for
+cached either; no other root gets the line until the last page is free. Meanwhile the same root may
+be planted anew, in another line: pages computed from then on share nothing with the earlier ones. A
+lease from an earlier pager life that is declared after that is lost, since it was filled before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pagemesh.wire.tokens import U32
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """``used_pages`` are freed when the sequences that use them end."""
+    """``used_pages``: freed when the sequences that use them end. ``pins``: names of those that
+    ended."""
 
     used_pages: int
     pins: tuple[str, ...]
@@ -42,13 +43,13 @@ class Retiring:
         self._sweeps = sweeps
 
     def meant(self, root: bytes, pages: U32) -> bool:
-        """Whether a lease of an earlier life, with these ``pages``, may be of before ``root`` was
-        invalidated: unless it is of the tree that the root has now."""
+        """Whether a lease from an earlier pager life, with these ``pages``, may be from before
+        ``root`` was invalidated: true unless its pages belong to the tree that the root has now."""
         tree = self._books.forest.trees.get(root)
         return tree is None or not self._books.root_lines.are_of(tree.index, pages)
 
     def retire(self, trees: Collection[Tree]) -> Retired:
-        """Nothing new matches ``trees`` from now on; on disk they have been retired already."""
+        """Let nothing new match ``trees``; on disk they must have been retired already."""
         books, forest = self._books, self._books.forest
         chosen = {tree.index for tree in trees}
         ended = [pin for pin in books.pins.values() if pin.tree.index in chosen]

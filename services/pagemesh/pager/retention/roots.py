@@ -1,4 +1,4 @@
-"""Which root has which line of the pool's root table, and so a tree of its own."""
+"""Roots: planting and uprooting trees, each of which takes a line of the pool's root table."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from pagemesh.pager.books import Books
 
 _QUICK_EDGES = 128
-"""A tree with no more of them is freed in a few milliseconds."""
+"""A tree with at most this many edges is freed in a few milliseconds."""
 _LARGE_EDGES, _TREES_LOOK_MAX = 256, 64
-"""Trees that have so many edges are alike, and so many trees are looked at to find a quick one."""
+"""Edges are counted up to here, and this many trees are looked at to find a quick one."""
 
 
 def has_root_place(books: Books, digest: bytes) -> bool:
-    """Whether ``tree_of`` can answer."""
+    """Whether ``tree_of`` can find or plant a tree for ``digest``."""
     trees = books.forest.trees
     is_free = digest in trees or bool(books.root_lines.free)
     return is_free or any(_may_go(books, one) for one in trees.values())
 
 
 def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
-    """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
-    that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an empty
-    one, else of the tenant with the most trees the one that was not asked for the longest, so that
-    roots seen once do not drive out those in use, nor many salts of one tenant what others have. A
-    large one is passed over if a small one is there: it is freed at once, and everybody waits."""
+    """The tree of a root, which from now on belongs to the tenant in ``terms``. It is planted when
+    the root is new; ``has_root_place`` must hold. That may displace a tree that no lease uses: an
+    empty one, else the least recently requested one of the tenant with the most trees. So roots
+    seen once do not displace those in use, nor many salts of one tenant the trees of others. A
+    small tree is preferred to a large one, since it is freed at once while everybody waits."""
     trees = books.forest.trees
     tree = trees.pop(digest, None)
     if tree is not None:
@@ -55,7 +55,7 @@ def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
 
 
 def uproot(books: Books, tree: Tree, why: Why) -> None:
-    """Forget a tree that no lease uses, with all it caches."""
+    """Remove a tree that no lease uses, with all that is cached in it."""
     for node in reversed(list(tree.root.below())):
         books.drop(node, 0, why)
     books.forest.fell(tree)
@@ -65,21 +65,22 @@ def uproot(books: Books, tree: Tree, why: Why) -> None:
 
 
 def leave_retired(books: Books, tree: Tree, anchor: Node) -> None:
-    """Free what of the retired ``tree`` was needed by ``anchor``'s user only, who is gone. What
-    cannot be freed now, since somebody unheard may read it or a sweep has not freed yet what hangs
-    below it, a later sweep frees."""
+    """Free the nodes of the retired ``tree`` that only the user of ``anchor``, which is gone, still
+    needed. A later sweep frees those that cannot be freed now, since a worker that has not declared
+    may read them, or a sweep has not freed yet what is below them."""
     books.drop(anchor, 0, Why.INVALIDATED)
     if tree.is_unused:
         return uproot(books, tree, Why.INVALIDATED)
     node = anchor
-    while not (len(node.pages) or node.is_root):  # it is gone
+    while not (len(node.pages) or node.is_root):  # this node was dropped
         node = node.parent
     if not node.pins:
         tree.has_left = True
 
 
 def _pages_in_hand(books: Books, tree: Tree) -> tuple[int, int]:
-    """Held by leases of ``tree`` or being read for it, and promised to these leases."""
+    """Pages held by leases of ``tree`` or being read from disk for it, and pages promised to these
+    leases."""
     leases = [one for one in books.leases.values() if one.tree is tree]
     held_pages = sum(len(one.held_pages) for one in leases)
     held_pages += sum(len(one.pages) for one in books.loads.values() if one.tree is tree)
@@ -88,7 +89,7 @@ def _pages_in_hand(books: Books, tree: Tree) -> tuple[int, int]:
 
 def _may_go(books: Books, tree: Tree) -> bool:
     if books.root_lines.is_named(tree.index):
-        return False  # its line would be kept, and a lease of it may be declared
+        return False  # its line would be kept, not free, and a lease of it may yet be declared
     return tree.is_unused or (tree.is_spare and books.may_evict())
 
 
@@ -104,8 +105,8 @@ def _spare_tree(books: Books) -> Tree | None:
 
 
 def _quickest(trees: Iterable[Tree]) -> Tree | None:
-    """The first of ``trees`` that is freed quickly, else of those looked at the one with the fewest
-    edges."""
+    """The first of ``trees`` that is freed quickly, else the one with the fewest edges of those
+    looked at."""
     found: Tree | None = None
     fewest = _LARGE_EDGES
     for tree in islice(trees, _TREES_LOOK_MAX):
@@ -118,12 +119,13 @@ def _quickest(trees: Iterable[Tree]) -> Tree | None:
 
 
 def hide(books: Books, pages: Pages) -> None:
-    """Routers do not take ``pages``, of a retired root, for cached (any more)."""
+    """Note that routers do not (or no longer) take ``pages``, of a retired root, for cached."""
     books.hidden[where(pages)] = True
 
 
 def unhidden(books: Books, pages: Pages) -> Pages:
-    """Those of ``pages``, which leave, that routers take for cached."""
+    """Those of ``pages``, which are leaving the tree, that routers take for cached. All of
+    ``pages`` stop being hidden."""
     at, table = where(pages), table_of(pages)
     there = table[~books.hidden[at]]
     books.hidden[at] = False

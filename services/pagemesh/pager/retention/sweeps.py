@@ -1,11 +1,11 @@
-"""Freeing what was invalidated, in parts: one turn of the pager frees some, and others have theirs.
+"""Sweeps: free invalidated pages in parts, one part per turn, so that requests are served between.
 
     retired, or idle when asked --> swept, from leaves to roots --> free
-                                     |  somebody uses it: it stays, and goes when that is over
+                                     |  in use: it stays, and is freed when that is over
                                      v
-                                    a tree that is retired is swept again if anything idle was left
+                                    a retired tree is swept again if idle nodes were left
 
-What the disk has of it is forgotten in the same turns (``tiers.Tiers.sweep``).
+Copies on disk are forgotten in the same turns (``tiers.Tiers.sweep``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.radix import Node, Tree
 
 _EDGES_MAX, _PAGES_MAX = 128, 8_192
-"""In one turn: of edges that are looked at, and of pages that are freed, but for the last edge."""
+"""Per turn: edges that are looked at, and pages that are freed, not counting those of the last
+edge."""
 
 
 class _Sweep(msgspec.Struct, eq=False):
@@ -35,41 +36,41 @@ class _Sweep(msgspec.Struct, eq=False):
 
 
 class Sweeps:
-    """Trees that are being freed, the one asked for first first."""
+    """The trees that are being freed, in the order of requests."""
 
     def __init__(self, books: Books, tiers: Tiers) -> None:
         self._books, self._tiers = books, tiers
         self._open: OrderedDict[Node, _Sweep] = OrderedDict()
-        """By the root of the tree, whose line of the root table may be another's before its turn
-        comes."""
+        """By root node, since the tree's line of the root table may be reused before its turn."""
         self.freed_pages = 0
-        """Of the pool, since there was nothing to sweep."""
+        """Pages of the pool that were freed since there last was nothing to sweep."""
 
     @property
     def is_going_on(self) -> bool:
-        """Something is not freed yet that nobody uses, or nobody knows to be used."""
+        """Whether pages are still to be freed that are not known to be in use."""
         return bool(self._open) or self._tiers.is_sweeping
 
     @property
     def is_due(self) -> bool:
-        """A turn would free something: not while somebody may still read it whom this pager has
-        not heard."""
+        """Whether a turn would free something. Pages are not freed while a worker that has not
+        declared to this pager may still read them."""
         return bool(self._open and self._books.may_evict()) or self._tiers.is_sweeping
 
     def add(self, tree: Tree, newest: int) -> None:
-        """Free what is idle of ``tree``, but for pages with an identity above ``newest``."""
+        """Free the idle pages of ``tree``, except those with an identity above ``newest``."""
         if not self.is_going_on:
             self.freed_pages = 0
         self._begin(tree, newest)
 
     def _begin(self, tree: Tree, newest: int) -> None:
-        """From the leaves again if the tree is being swept, which then keeps its turn."""
+        """Begin a sweep. A tree that is being swept starts again from its leaves, but keeps its
+        place in the order."""
         tree.has_left = False
         self._open[tree.root] = _Sweep(tree, newest, _upwards(tree.root))
 
     def work(self) -> int:
-        """A turn's worth. Returns how many pages of the pool it freed: nobody waits for them, since
-        they were idle, and so to be had, before."""
+        """Do one turn's work. Returns how many pages of the pool it freed. No waiter needs to be
+        served for these, since they were idle, and so available, before."""
         books = self._books
         self._tiers.sweep()
         before, edges = books.pool.free, _EDGES_MAX
@@ -92,8 +93,8 @@ class Sweeps:
         return freed
 
     def tick(self) -> None:
-        """Sweep again what is retired and left something idle. What is in use alone is not walked:
-        a walk of a large tree takes many turns, and would free nothing."""
+        """Sweep again the retired trees in which idle nodes were left. Trees whose nodes are all in
+        use are not walked: that takes many turns for a large tree, and would free nothing."""
         books = self._books
         for tree in books.forest.retired.values() if books.may_evict() else ():
             if tree.has_left and tree.root not in self._open:
@@ -102,7 +103,7 @@ class Sweeps:
             self.work()
 
     def check(self) -> None:
-        """Raise ``AssertionError`` if nothing will free what is idle of a retired tree."""
+        """Raise ``AssertionError`` if nothing will free the idle pages of a retired tree."""
         for tree in self._books.forest.retired.values():
             if not (tree.has_left or tree.root in self._open):
                 assert not tree.is_unused, "a retired tree keeps its line of the root table"
@@ -115,9 +116,9 @@ class Sweeps:
 
 
 def _upwards(root: Node) -> Iterator[Node | None]:
-    """Every node below ``root``, each after its children; None for steps in between. What hangs
-    below a node is looked up when it is come to. What is gone meanwhile is passed over, and of an
-    edge that was cut meanwhile both parts are come to."""
+    """Every node below ``root``, each after its children; None for steps in between. The tree may
+    change during the walk: children are looked up when their parent is reached, nodes that are gone
+    are skipped, and both parts of an edge that was cut are visited."""
     path = [(root, list(root.children.values()))]
     while path:
         node, below = path[-1]
