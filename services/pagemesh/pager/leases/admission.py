@@ -221,7 +221,7 @@ class Admission:
         return self._queued(message, waiting.ahead_of(waiter.place))
 
     def _waits_for_others(self, message: Admit | Extend) -> bool:
-        """Make the sequence wait for a prefix in flight, if there is one. Returns whether it does."""
+        """Make the sequence wait for a prefix in flight, if any. Returns whether it does."""
         flights = self._books.in_flight
         if not isinstance(message, Admit) or not flights.is_filling:
             return False
@@ -390,7 +390,7 @@ class Admission:
         return lease.extended(message, self.lengthen(lease, count))
 
     def lengthen(self, lease: Lease, count: int) -> tuple[int, bytes]:
-        """Add ``count`` pages to ``lease``; there must be room. Returns how many, and extents."""
+        """Add ``count`` pages to ``lease``; there must be room. Returns count, packed extents."""
         if count <= 0:
             return 0, b""
         books = self._books

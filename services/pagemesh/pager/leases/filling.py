@@ -77,7 +77,7 @@ class Filling:
         anchor = lease.anchor
         books.end(lease, "release")
         if not message.cache and not lease.tree.is_retired:
-            # The prefix it found cached too: that may be what spoiled it, and would spoil others.
+            # Also the prefix it found cached, which may be the cause, and would spoil others too.
             give_up(books, anchor)
         return Ok()
 

@@ -122,14 +122,14 @@ class Lease:
         self.matched_pages = anchor.depth
         """Pages that were cached when the lease was granted, so it did not compute them."""
         self.cached_tokens = self.filled_tokens = 0
-        """Slots that were filled when its present holder was granted it, and that are now."""
+        """Slots filled when the lease was granted to its present holder, and slots filled now."""
         self.waterfall = NO_WATERFALL
         self.tokens_max = 0
         """Slots that it may ever fill."""
         self.ttl_ms = 0
         """How long its pages stay cached after it ends; 0: for as long as there is room."""
         self.trace = ""
-        """The trace of the admitted request; empty: none, or granted in an earlier pager life."""
+        """The trace of its sequence; empty: none."""
         self.life: Lifecycle[LeaseState] = Lifecycle(LEASE_MOVES, _HELD, "grant")
         self.copies: list[Pages] = []
         self.promised_pages = 0

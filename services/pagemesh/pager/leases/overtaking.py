@@ -32,8 +32,7 @@ LOOKED_AT_MAX = 8
 PASSED_MAX = 16
 """How often the first waiter may be overtaken."""
 SHARE_MIN = 0.25
-"""A waiter that overtakes must find at least this much more of its prompt cached than the first, as
-a share."""
+"""A waiter overtakes only if the cached share of its prompt exceeds that of the first by this."""
 
 
 @dataclass(frozen=True, slots=True)

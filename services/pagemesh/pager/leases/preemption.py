@@ -105,7 +105,7 @@ class Preemption:
             if within is not None and lease.account is not within:
                 continue
             if lease.incarnation in late and lease.life.state is LeaseState.HELD:
-                continue  # an offered lease has no reader, so its pages are free at once
+                continue  # (the pages of an offered lease would come back at once)
             victims.append(lease)
             missing -= len(lease.held_pages) + lease.promised_pages
             missing -= self._unpinned(lease, taken, within)
