@@ -1,1 +1,1 @@
-"""The worker both roles share: one scheduler, one step loop."""
+"""The worker that both roles share: one scheduler and one step loop."""

@@ -1,27 +1,27 @@
-"""Which sequences a step computes, and how many tokens of each: a pure choice.
+"""Which sequences a step computes, and how many tokens of each. Pure.
 
-    drawing rows       all that fit, so that nobody who reads an answer waits for a prompt
-    prompts, in order  what fits beside them into the time between two tokens
+    drawing rows       all that fit, so that no reader of an answer waits for a prompt
+    prompts, in order  as many tokens as fit beside them into the time between two tokens
 
-Where sequences want more rows than a step has, those have them that are first in the order of
-sequences, prompts taken together as one. Whoever had none in ``PASSED_MAX`` steps goes before that
-order for a step, the longest passed over first: so nobody stands still. That takes half of the
-rows at most, so that the first in the order go on however many there are.
+If sequences want more rows than a step has, the rows go to the first in the order of sequences,
+where all prompts together count as one. A sequence without a row in ``PASSED_MAX`` consecutive
+steps goes first for one step, the longest passed over before others, so that none starves. Such
+sequences get at most half of the rows, so that the first in the order always make progress.
 
-With nobody to wait for it a prompt has the whole step. Otherwise prompts have what the target of
-the time between two tokens leaves, or several times as long as a step of those who read takes
-without them: ``PROMPTS_RATIO_MIN`` to ``PROMPTS_RATIO_MAX`` times, the more prompts wait and the
-fewer read. Whoever reads is held up by a prompt for as long as it takes to compute, in few steps or
-in many; in few, its first text comes sooner, and more answers share each reading of the weights.
-How many prompt tokens that is, is learnt from the steps that were run (``costs``). Who reads may
-read from another worker of the host, whose steps take turns with these.
+If nobody is reading answers, prompts get the whole step. Otherwise they get the time that the
+target inter-token latency leaves. Without a target they get several times the time that a step
+takes without them: ``PROMPTS_RATIO_MIN`` to ``PROMPTS_RATIO_MAX`` times, the more prompts wait and
+the fewer readers there are. A prompt holds up the readers for as long as it takes to compute, in
+few steps or in many; in few, its own first token comes sooner, and more answers share each reading
+of the weights. How many prompt tokens fit is learnt from the steps that were run (``costs``).
+Readers may also read from another worker of the host, whose steps take turns with ours.
 
-Prompts are computed by priority, then by how many times longer than the rest of them takes to
-compute they have been here (highest response ratio next). So who needs little, because it is
-short, cached or almost done, soon goes before who needs much; and since the ratio of who waits
-grows without end, nobody starves. A little rest is computed with the chunk before it: its first
-text would come a whole step later. Beside others of another priority whoever waits becomes
-more urgent by a level each time that a level is worth (``LEVEL_US``).
+Prompts go by priority, then by the ratio of the time that they have waited to the time that the
+rest of them takes to compute (highest response ratio next). So a prompt that needs little, because
+it is short, cached or almost done, soon precedes one that needs much; and since the ratio of a
+waiting prompt grows without bound, none starves. A small rest of a prompt is computed together
+with the chunk before it, as its first token would otherwise come a whole step later. While prompts
+of several priorities wait, each becomes one level more urgent per ``LEVEL_US`` of waiting.
 """
 
 from __future__ import annotations
@@ -37,54 +37,55 @@ from pagemesh.engine.worker.sequence import Phase, Sequence
 from pagemesh.wire.messages import LEVEL_US, OrderPlace
 
 CHUNK_TOKENS_MIN = 16
-"""What a prompt gets of each step however long that takes: it must come to its end."""
+"""Tokens that the first prompt gets in each step, however long they take, so that it finishes."""
 CHUNK_TOKENS_ALONE_MIN = 64
-"""The same of a step without drawing rows: the weights are read for its prompts alone."""
+"""The same in a step without drawing rows, which reads the weights for prompts alone."""
 CHUNK_TOKENS_STEP = 8
-"""Chunks are multiples of it: products are computed so many rows at a time."""
+"""Chunks are multiples of this, since matrix products compute this many rows at a time."""
 REST_SHARE = 8
-"""What is left of a prompt goes with a chunk that is so many times as long."""
+"""The rest of a prompt is computed with a chunk that is at least this many times as long."""
 UNKNOWN_TOKENS_MAX = 64
-"""Prompt tokens beside drawing rows before it is known what they cost."""
+"""Prompt tokens beside drawing rows while their cost is not known."""
 IDLE_US_MIN = 4_000
-"""A step without prompts counts as no shorter than this, or than the time between two reports."""
+"""A step without prompts counts as at least this long, and as long as the time between reports."""
 ALONE_US_MIN = 20_000
-"""What a step of prompts alone may take, where no target is set: nobody reads faster."""
+"""At least this long may a step of prompts alone take, without a target: nobody reads faster."""
 PROMPT_WEIGHT = 4
-"""So many who read answers count as much as one whose prompt waits."""
+"""This many readers count as much as one waiting prompt."""
 PROMPTS_RATIO_MIN, PROMPTS_RATIO_MAX = 4.0, 8.0
-"""Time for prompts by that of the step without them (``IDLE_US_MIN``), where no target is set."""
+"""Bounds of the time for prompts, divided by that of a step without them (``IDLE_US_MIN``), if no
+target is set."""
 GUESSED_TOKEN_US = 100.0
-"""What a prompt token takes, before it was seen what it does."""
+"""Assumed time of a prompt token until it has been measured."""
 PASSED_MAX = 8
-"""Steps in a row in which others may have all the rows before somebody goes first."""
+"""Consecutive steps without a row after which a sequence goes first."""
 
 _PROMPTS = 0
-"""Stands for all of them where rows are given out: which goes, is decided among them."""
+"""Stands for all prompts while rows are assigned; which of them get rows is decided later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``count`` tokens of ``sequence`` from position ``start`` on could be computed now: they are
-    known, and have slots."""
+    """``count`` tokens of ``sequence`` from position ``start`` on could be computed now: their ids
+    are known, and they have slots."""
 
     sequence: Sequence
     start: int
     count: int
     row_count: int = 1
-    """Rows of the step that it takes: of a search one for each beam, all or none."""
+    """Rows of the step that it takes: for a beam search one per beam, all or none."""
     left_count: int = 0
-    """Tokens that are left of its prompt; there may not be slots for all of them yet."""
+    """Tokens left to compute, including those without slots yet."""
 
     @property
     def draws(self) -> bool:
-        """Whether somebody waits for the token that these lead to."""
+        """Whether somebody reads the answer and waits for its next token."""
         return self.sequence.phase is Phase.DECODE and self.count == 1
 
 
 def passed_over(wishes: Rows[Wish], chosen: Rows[Wish]) -> frozenset[Sequence]:
-    """Who of ``wishes`` had no row of a step with those ``chosen`` because others had them all.
-    No prompt had when none did: those behind the first wait for time, not for rows."""
+    """Sequences of ``wishes`` without a row because those ``chosen`` take all of them. They include
+    prompts only if none was chosen: otherwise prompts wait for time, not for rows."""
     if len(chosen) == len(wishes):  # most of the time
         return frozenset()
     going = {wish.sequence for wish in chosen}
@@ -94,44 +95,44 @@ def passed_over(wishes: Rows[Wish], chosen: Rows[Wish]) -> frozenset[Sequence]:
 
 
 def _begin(row: Row) -> int:
-    """Tokens before it in its context, or in that of each beam."""
+    """Tokens that precede the row in its context, or in that of each beam."""
     beams = row.sequence.beams
     return beams.length if row.beam_count and beams is not None else row.lease.filled
 
 
 @dataclass(slots=True)
 class Batching:
-    """``itl_target_ms``: the longest that somebody who draws should wait for a token; 0: as the
-    number of those who wait for their first one warrants."""
+    """``itl_target_ms``: the longest that a reader should wait for a token; 0: depends on how many
+    prompts and readers there are."""
 
     step_tokens_max: int
-    """Of prompts, drawing rows not counted."""
+    """Prompt tokens in one step."""
     chunk_tokens_max: int
-    """Tokens of one sequence in one step; both but for little rests."""
+    """Prompt tokens of one sequence in one step. A small rest may exceed either limit."""
     rows_max: int
     itl_target_ms: int = 0
     stream_ms: int = 0
-    """Tokens are sent at most this often."""
+    """The time between two reports of tokens."""
     costs: StepCosts = field(default_factory=StepCosts)
     readers: Readers = field(default=NO_READERS, init=False)
-    """Of other workers of the host, lately."""
+    """Those of other workers of the host, as last reported."""
     _noted: list[tuple[Rows[Row], list[int], Rows[StepResult]]] = field(
         default_factory=list, init=False
     )
 
     def note(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
-        """``results`` of steps over ``rows``, whose leases do not count them as filled yet: there
-        is something to ``learn``."""
+        """Keep ``results`` of steps over ``rows`` for ``learn``. To be called before the leases
+        count the slots of ``rows`` as filled."""
         self._noted.append((rows, [_begin(row) for row in rows], results))
 
     def learn(self) -> None:
-        """How long steps take, from what was noted."""
+        """Update ``costs`` by the steps noted."""
         noted, self._noted = self._noted, []
         for rows, begins, results in noted:
             self._learn_from(rows, begins, results)
 
     def _learn_from(self, rows: Rows[Row], begins: Rows[int], results: Rows[StepResult]) -> None:
-        """Of a row whose lease had ended little or nothing was computed: that tells nothing."""
+        """Ignores steps with a revoked row, of which little or nothing was computed."""
         if any(row.revoked for result in results for row in result.rows):
             return
         took_us = [step_us for result in results for step_us in result.took_us]
@@ -150,8 +151,8 @@ class Batching:
         self.costs.observe(drawing(starts) + prompts, sum(took_us) / len(took_us))
 
     def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:
-        """Part of ``wishes``, which are in order of precedence, each with at least one token and
-        at most as many as wished. ``now_ms``: the clock of ``Sequence.submitted_ms``."""
+        """A selection of ``wishes``, which come in the order of sequences, each with at least one
+        and at most all of its tokens. ``now_ms``: by the clock of ``Sequence.submitted_ms``."""
         wishes = list(wishes)
         chosen: list[Wish] = []
         prompts: list[Wish] = []
@@ -173,8 +174,8 @@ class Batching:
         return chosen
 
     def _fitting(self, wishes: list[Wish]) -> tuple[list[Wish], int]:
-        """Who draws where not all fit, and the rows of that: a row less than there are when it is
-        the turn of prompts. A search that is wider than a step has one for itself."""
+        """The drawing wishes to compute if not all fit, and the number of their rows, which leaves
+        a row if prompts are to get one. A beam search wider than a step gets a step of its own."""
         due = [wish for wish in wishes if wish.sequence.passed_count >= PASSED_MAX]
         due.sort(key=lambda wish: -wish.sequence.passed_count)
         chosen: list[Wish] = []
@@ -192,8 +193,8 @@ class Batching:
         return chosen, rows_count - (_PROMPTS in taken)
 
     def _prompts(self, wishes: list[Wish], draws: list[Wish], rows_left: int) -> list[Wish]:
-        """What of ``wishes``, in this order, goes beside ``draws`` into ``rows_left`` rows; never
-        nothing."""
+        """The prompts of ``wishes``, in this order, to compute beside ``draws`` in at most
+        ``rows_left`` rows; at least one."""
         chosen: list[Wish] = []
         room = self.step_tokens_max
         spare_us = None
@@ -218,7 +219,7 @@ class Batching:
         return chosen
 
     def _spare_us(self, draws: list[Wish], waiting_count: int) -> float:
-        """Time for prompts, of which ``waiting_count`` wait, in a step with ``draws``."""
+        """Microseconds for prompts, of which ``waiting_count`` wait, in a step with ``draws``."""
         starts = [wish.start for wish in draws for _ in range(wish.row_count)]
         alone_us = float(self.readers.step_us)
         if draws:
@@ -231,8 +232,8 @@ class Batching:
         return spare_us if draws else max(spare_us, ALONE_US_MIN)
 
     def _chunk(self, wish: Wish, spare_us: float, least: int) -> int:
-        """Tokens of ``wish`` for ``spare_us``, but at least ``least``. Less than a useful chunk is
-        none."""
+        """Tokens of ``wish`` that fit into ``spare_us``, but at least ``least``; 0 if that is less
+        than a useful chunk."""
         count = max(self.costs.tokens_within(spare_us, wish.start), least)
         if count >= wish.count:
             return wish.count
@@ -241,8 +242,8 @@ class Batching:
     def _precedence(
         self, wish: Wish, now_ms: float, *, ages: bool
     ) -> tuple[int, float, OrderPlace]:
-        """``ages``: there are others of another priority, so that whoever waits becomes more
-        urgent."""
+        """The key to sort by, smallest first. ``ages``: prompts of several priorities wait, so
+        each becomes more urgent with time."""
         sequence = wish.sequence
         left = max(wish.left_count, wish.count)
         rest_us = self.costs.prompt_us(wish.start, left) or GUESSED_TOKEN_US * left

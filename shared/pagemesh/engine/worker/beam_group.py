@@ -1,7 +1,7 @@
-"""The beams of one request: what they are (``beam_search``) and where (``beam_pages``).
+"""The beams of one request: their tokens (``beam_search``) and their pages (``beam_pages``).
 
-A group lives under one lease. With another lease it starts anew from its prompt: nothing of it
-was delivered, and what it computed went with the pages.
+A group lives under one lease. Under another lease it starts again from its prompt: nothing was
+delivered, and what it had computed went with the pages.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class BeamGroup:
 
     @property
     def saved_pages(self) -> int:
-        """Pages that would have been held, had each beam had all of its own; at most, so far."""
+        """Pages that beams saved by sharing, at the peak so far."""
         return self._pages.saved_count_max if self._pages is not None else 0
 
     def wanted_slots(self, lease: Lease | None) -> int:
-        """Slots that ``lease`` should have, or one that is asked for."""
+        """Slots that ``lease`` should have; None: a lease still to be asked for."""
         if self._pages is None or self._lease is not lease:
             shared = (len(self._prompt) - 1) // self._page_size
             wanted = shared + 2 * self._width
@@ -64,8 +64,8 @@ class BeamGroup:
         return pages * self._page_size
 
     def ready(self, lease: Lease) -> bool:
-        """Whether the next step can be computed under ``lease``, whose slots are filled up to the
-        last token of the prompt; False: it needs more pages."""
+        """Whether the next step can be computed under ``lease``, in which the slots of all prompt
+        tokens but the last are filled; False: it needs more pages."""
         if self._lease is not lease or self._pages is None:
             self._lease, self._search = lease, BeamSearch(self._sampling)
             self._pages = BeamPages(lease.table, len(self._prompt), self._page_size)
@@ -73,7 +73,8 @@ class BeamGroup:
         return self._pages.prepare(self.length)
 
     def rows(self, lease: Lease) -> tuple[list[StepRow], list[tuple[int, int]]]:
-        """A row for each beam, and the pages to copy before; after ``ready``."""
+        """A row for each beam, and the pages to copy first (source, target); call ``ready``
+        before."""
         pages, search = self._pages, self._search
         assert pages is not None and self._lease is lease
         rows = []
@@ -102,7 +103,7 @@ class BeamGroup:
         return rows, pages.take_copies()
 
     def take(self, outcomes: Sequence[RowResult]) -> None:
-        """What came of the rows, none of them poisoned or revoked."""
+        """Take the results of the rows, none of them poisoned or revoked."""
         assert self._pages is not None
         parents = self._search.advance([outcome.drawn[0] for outcome in outcomes])
         self._pages.fork(parents)

@@ -1,13 +1,13 @@
-"""The pages of a beam search: one lease holds those of all beams, each of which has a table.
+"""The pages of a beam search: one lease holds those of all beams, each of which has a page table.
 
     lease   p0 p1 p2 | p3 p4 p5 p6 p7 ...      the prompt's pages, then what the beams take
     beam 0  p0 p1 p2   p3                      full pages are shared by all that have them in
     beam 1  p0 p1 p2   p4 p6                   common; before a beam writes into a page that
     beam 2  p0 p1 p2   p4 p5                   others have too, it gets a copy of its own
 
-So beams fork and end without a word to the pager: a page that no beam has any more is taken
-by another. Only the prompt's pages are in the order of its tokens, so they alone are cached.
-All beams have the same number of slots; ``length`` counts those that are filled.
+So beams fork and end without calls to the pager: a page that no beam uses any more is reused by
+another. Only the prompt's pages are in token order in the lease, so only they are cached. All
+beams have the same number of slots; ``length`` counts those that are filled.
 
 Pure. ``check`` raises ``AssertionError`` when an invariant is broken.
 """
@@ -23,7 +23,7 @@ from pagemesh.wire.tokens import U32
 
 
 class BeamPages:
-    """``table`` is the lease's, whose first ``prompt_tokens - 1`` slots are filled."""
+    """``table``: uint32 [pages], the lease's, whose first ``prompt_tokens - 1`` slots are filled."""
 
     def __init__(self, table: U32, prompt_tokens: int, page_size: int) -> None:
         self._page_size = page_size
@@ -31,15 +31,15 @@ class BeamPages:
         prompt_pages = -(-prompt_tokens // page_size)
         self._shared = table[: self._shared_count].copy()
         self._own: list[list[int]] = [table[self._shared_count : prompt_pages].tolist()]
-        """Of each beam, the pages after the shared ones."""
+        """Each beam's pages after the shared ones."""
         self._free: list[int] = []
         self._known_count = prompt_pages
         self._copies: list[tuple[int, int]] = []
         self.saved_count_max = 0
-        """Pages saved by sharing, at the moment when it was most."""
+        """Pages saved by sharing, at the peak."""
 
     def learn(self, table: U32) -> None:
-        """The lease's table may have got longer."""
+        """Take up pages that were added to the lease's table."""
         self._free += table[self._known_count :].tolist()
         self._known_count = max(self._known_count, len(table))
 
@@ -77,11 +77,11 @@ class BeamPages:
         return copies
 
     def table(self, beam: int) -> U32:
-        """uint32 [pages], a copy: it stays true for as long as the step that reads it."""
+        """uint32 [pages], a copy, which stays valid while a step reads it."""
         return np.concatenate((self._shared, np.array(self._own[beam], np.dtype("<u4"))))
 
     def fork(self, parents: Sequence[int]) -> None:
-        """From now on there are ``len(parents)`` beams, each with the slots of its parent."""
+        """Replace the beams by ``len(parents)`` others, each with the slots of its parent."""
         assert not self._copies, "the step that copies has not run"
         before = {page for own in self._own for page in own}
         self._own = [list(self._own[parent]) for parent in parents]

@@ -1,4 +1,4 @@
-"""Beam search: which continuations to go on with, and which are the answer.
+"""Beam search: which continuations to extend, and which are the answer.
 
     beams, likeliest first --the likeliest tokens after each--> candidates, all together
         candidates that end --the best ``width`` of the first ``width``--> finished
@@ -8,7 +8,7 @@ The answer is the one that ``transformers`` gives for the same log-probabilities
 are ranked by the sum of their tokens' log-probabilities, finished ones by that sum divided by
 ``length ** length_penalty``. Among equals the earlier beam comes first, then the lower id.
 
-Pure: pages are somebody else's (``beam_pages``).
+Pure: it knows nothing of pages (``beam_pages``).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pagemesh.wire.work_messages import Beams, Finish, Hypothesis, Sampling, Top
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """A continuation: its last token, after another beam. ``logprob`` is the sum over its tokens,
-    as float32. What beams have in common they share, so that a step costs the same however long
-    they are."""
+    """A continuation, stored as its last token and the beam before that. ``logprob`` is the sum
+    over its tokens, as float32. Beams share their common prefix, so that a step costs the same
+    however long they are."""
 
     logprob: np.float32
     last: Candidate | None = None
-    """None: of the prompt, before its first token."""
+    """None: the empty continuation of the prompt."""
     before: Beam | None = None
 
     def after(self, one: Candidate) -> Beam:
-        """It and one token more."""
+        """This beam with one more token."""
         return Beam(one.whole, one, self)
 
     @property
     def path(self) -> list[Candidate]:
-        """Its tokens, the first one first."""
+        """Its tokens in order."""
         found: list[Candidate] = []
         beam: Beam | None = self
         while beam is not None and beam.last is not None:
@@ -55,11 +55,11 @@ class Candidate:
     """Index of the beam that it continues."""
     token: int
     logprob: float
-    """Of the token."""
+    """That of the token."""
     whole: np.float32
-    """Of the continuation."""
+    """Log-probability of the whole continuation."""
     reported: TokenScores | None
-    """Alternatives to the token, when they are wanted."""
+    """Alternatives to the token, if they are wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class Finished:
 
 
 class BeamSearch:
-    """Give ``advance`` what follows each of ``beams``, until ``ended``."""
+    """Call ``advance`` with what may follow each of ``beams``, until ``ended``."""
 
     def __init__(self, sampling: Sampling) -> None:
         assert sampling.beams is not None
@@ -77,7 +77,7 @@ class BeamSearch:
         self._stops = frozenset(sampling.stop_tokens)
         self._tokens_max = sampling.max_tokens
         self.beams: list[Beam] = [Beam(np.float32(0.0))]
-        """Likeliest first; the first one is the prompt's."""
+        """Most likely first. At the start only the empty continuation."""
         self.length = 0
         """Tokens of each beam."""
         self.ended = False
@@ -86,13 +86,13 @@ class BeamSearch:
 
     @property
     def candidate_count(self) -> int:
-        """Tokens to look at after each beam: when all that end a continuation are among the
-        likeliest, there are enough others to go on with."""
+        """Tokens to consider after each beam: enough to have ``width`` to continue with even if
+        every stop token is among the most likely."""
         return (1 + max(len(self._stops), 1)) * self._want.width
 
     def advance(self, drawn: Sequence[Drawn]) -> list[int]:
-        """Go on by a token. ``drawn``: what was reported after each beam. Gives the index, among
-        the beams so far, of the one that each new beam continues."""
+        """Advance by one token. ``drawn``: what was reported for each beam. Returns, for each new
+        beam, the index of the earlier beam that it continues."""
         assert len(drawn) == len(self.beams) and not self.ended
         self.length += 1
         found, width = self._candidates(drawn), self._want.width
@@ -103,11 +103,11 @@ class BeamSearch:
         return [one.parent for one in going]
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The answer, the best first."""
+        """The answer, best first."""
         return [self._hypothesis(one) for one in self._finished[: self._want.keep]]
 
     def _candidates(self, drawn: Sequence[Drawn]) -> list[Candidate]:
-        """The likeliest of all, likeliest first."""
+        """The most likely candidates of all beams together, most likely first."""
         tokens, values, sums, parents = [], [], [], []
         for index, (beam, one) in enumerate(zip(self.beams, drawn, strict=True)):
             assert one.candidates is not None
@@ -144,7 +144,7 @@ class BeamSearch:
         return float(logprob) / weight
 
     def _is_decided(self) -> bool:
-        """Whether nothing that goes on is waited for."""
+        """Whether the search stops, by ``early_stopping``, although there are beams left."""
         want = self._want
         if len(self._finished) < want.width:
             return False

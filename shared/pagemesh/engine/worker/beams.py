@@ -1,13 +1,13 @@
-"""Sequences that search: their rows, and what becomes of the results.
+"""Sequences with a beam search: their rows, and what is done with the results.
 
     PREFILL  all of the prompt but its last token, in chunks like any other
        |
-       v     here, or by one ticket at the decode worker
+       v     here, or after a handover at the decode worker
     DECODE   the last token; then a row for each beam, in every step --> DONE, all at once
 
-Prefill draws nothing for them, so no beam ever crosses from one worker to another: the one
-that searches forks the beams within its own lease (``beam_pages``). Gateways hear of nothing
-but the answer, so whoever takes over after a crash or a preemption begins at the prompt.
+Prefill draws nothing for them, so no beam is ever handed over: the worker that searches forks
+the beams within its own lease (``beam_pages``). Gateways get no tokens before the answer, so
+after a crash or a preemption the search starts again from the prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def searches(sequence: Sequence) -> bool:
 
 
 def wished(sequence: Sequence, lease: Lease) -> int:
-    """Tokens of the prompt that could be computed now, or 1: all beams could go on."""
+    """Prompt tokens that could be computed now; in DECODE, 1 if the beams can go on, otherwise 0."""
     group = sequence.beams
     assert group is not None
     if sequence.phase is Phase.PREFILL:
@@ -36,7 +36,7 @@ def wished(sequence: Sequence, lease: Lease) -> int:
 
 
 def start_and_rows(sequence: Sequence, lease: Lease) -> tuple[int, int]:
-    """The position that it would compute next, after ``wished``, and the rows that it takes."""
+    """The next position to compute and the number of rows that takes; call ``wished`` before."""
     group = sequence.beams
     if group is not None and searches(sequence):
         return group.length, group.row_count
@@ -44,7 +44,7 @@ def start_and_rows(sequence: Sequence, lease: Lease) -> tuple[int, int]:
 
 
 def rows(sequence: Sequence) -> tuple[Row, list[StepRow], list[tuple[int, int]]]:
-    """The beams of ``sequence`` in a plan, and the pages to copy before."""
+    """The row of ``sequence``, its beams' rows in the plan, and the pages to copy first."""
     group, lease = sequence.beams, sequence.lease
     assert group is not None and lease is not None
     made, copies = group.rows(lease)
@@ -52,13 +52,13 @@ def rows(sequence: Sequence) -> tuple[Row, list[StepRow], list[tuple[int, int]]]
 
 
 def computed(desk: Desk, sequence: Sequence, outcomes: Rows[RowResult]) -> None:
-    """``outcomes``: of each beam; none for a chunk of the prompt."""
+    """``outcomes``: one for each beam; empty for a chunk of the prompt."""
     group, lease = sequence.beams, sequence.lease
     assert group is not None and lease is not None
     if not outcomes:
         admission.commit(desk, sequence, 1)
         if lease.filled >= sequence.prompt_count - 1:
-            frames.tell(desk, sequence, 0)  # what was cached is known only here
+            frames.tell(desk, sequence, 0)  # only this worker knows what was cached
             handover.route(desk, sequence)
             admission.extend(desk, sequence)
         return

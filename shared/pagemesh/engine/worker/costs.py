@@ -1,11 +1,11 @@
-"""What a step costs, learnt from the steps that were run. Pure: durations are data.
+"""How long a step takes, learnt from the steps that were run. Pure: durations are data.
 
     us = base + a * drawing rows + b * slots they read + c * prompt tokens + d * pairs
 
 A **pair** is a prompt token and a slot that it attends to. Steps with prompts and steps without
-are remembered apart, so that neither kind is forgotten while only the other is run. The fit is
-by least squares of relative errors (a step of a millisecond counts as much as one of a second),
-and no part of a step may cost less than nothing.
+are remembered separately, so that neither kind is forgotten while only the other is run. The fit
+is by least squares of relative errors (a step of a millisecond counts as much as one of a second),
+and no cost is negative.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ F64 = NDArray[np.float64]
 Costs = tuple[float, float, float, float, float]
 """Microseconds of each part: the base, a drawing row, a slot, a prompt token, a pair."""
 _SCALES = np.array([1.0, 8.0, 8_192.0, 64.0, 65_536.0])
-"""Usual sizes of the five parts, so that they weigh alike in the fit."""
+"""Typical sizes of the five parts, so that they weigh alike in the fit."""
 _RIDGE = 1e-4
 _KEPT_DRAWING, _KEPT_PROMPTS = 0.95, 0.9
-"""What an observation weighs after the next of its kind: some 20 and 10 count."""
+"""The factor by which each observation lowers the weight of earlier ones of its kind: about the
+last 20 and 10 count."""
 _OUTLIER = 3.0
-"""A step that took longer than so many times what was expected was held up by something else;
-it counts as that much, so that a machine that did become slower is learnt within a few steps."""
+"""A step that took more than this many times the expected time was held up by something else. It
+counts as this many times, so that a machine that did become slower is learnt in a few steps."""
 _KNOWN_WEIGHT = 4.0
 _PENDING_MAX = 16
-"""Observations that are kept as they are until somebody asks: taking one in costs as much as
+"""Observations kept unprocessed until a cost is asked for: processing one takes as long as
 sending a token, and a step has to be reported first."""
 
 
@@ -54,7 +55,7 @@ class StepShape:
 
     @property
     def features(self) -> F64:
-        """float64 [5], each about 1 where it is usual."""
+        """float64 [5], scaled so that typical values are about 1."""
         parts = (1.0, self.drawing_rows, self.read_slots, self.prompt_tokens, self.pairs)
         scaled: F64 = np.array(parts, np.float64) / _SCALES
         return scaled
@@ -90,7 +91,7 @@ class _Seen:
 
 
 class StepCosts:
-    """``observe`` steps, then ask what others would take."""
+    """Learns from the steps passed to ``observe`` and predicts the durations of others."""
 
     def __init__(self) -> None:
         self._drawing = _Seen(_KEPT_DRAWING)
@@ -98,15 +99,15 @@ class StepCosts:
         self._pending: list[tuple[StepShape, float]] = []
         self._fitted: Costs = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._is_fitted = True
-        """Whether that is by all observations that were taken in."""
+        """Whether ``_fitted`` takes all processed observations into account."""
 
     @property
     def knows_prompts(self) -> bool:
-        """Whether prompts were seen to cost anything."""
+        """Whether the cost of prompt tokens has been learnt."""
         return self.prompt_us(0, 1) > 0.0
 
     def observe(self, shape: StepShape, duration_us: float) -> None:
-        """A step of ``shape`` took so long. One that took no time tells nothing."""
+        """A step of ``shape`` took ``duration_us``; 0 is ignored."""
         if duration_us > 0.0:
             self._pending.append((shape, duration_us))
             if len(self._pending) >= _PENDING_MAX:
@@ -136,7 +137,7 @@ class StepCosts:
         pending, self._pending = self._pending, []
         for shape, duration_us in pending:
             seen = self._prompts if shape.prompt_tokens else self._drawing
-            # A fit takes its time too: none for what is no outlier by the last one.
+            # A fit takes time too, so there is a new one only for an outlier by the last one.
             if seen.weight >= _KNOWN_WEIGHT and duration_us > _OUTLIER * _us(self._fitted, shape):
                 duration_us = min(duration_us, _OUTLIER * max(_us(self._by_taken(), shape), 1.0))
             seen.add(shape.features, duration_us)
@@ -153,8 +154,8 @@ class StepCosts:
         return self._fitted
 
     def _solve(self) -> F64:
-        """Both kinds together: while prompts wait no step is without them, so that those with
-        prompts must also say what drawing rows cost, which were few and short before."""
+        """Fits both kinds together. While prompts wait, every step has some, so the cost of drawing
+        rows must be learnt from these steps too: there may have been few and short rows before."""
         return _fit(
             self._drawing.products + self._prompts.products,
             self._drawing.sums + self._prompts.sums,
@@ -168,8 +169,8 @@ def _us(costs: Costs, shape: StepShape) -> float:
 
 
 def _fit(products: F64, sums: F64) -> F64:
-    """Non-negative least squares by leaving out what would be negative, the worst first."""
-    # The ridge follows the size of what is fitted: relative features shrink as steps grow.
+    """Non-negative least squares: leaves out variables that would be negative, the worst first."""
+    # The ridge scales with the data: relative features shrink as steps grow longer.
     size = len(sums)
     products = products + np.eye(size) * (_RIDGE * float(np.trace(products)) / size)
     fitted: F64 = np.zeros(size)

@@ -1,8 +1,8 @@
-"""What can happen to a worker, and what its core asks to be done: plain values.
+"""Events that a worker's core takes and commands that it returns: plain values.
 
-The actor feeds events to ``WorkerCore.take`` and ``go_on`` and performs the commands they return,
-in order. Every call it makes is answered exactly once: by the reply, or by a ``Refused`` that
-says how the transport failed (``DeadlineExceeded``, ``Disconnected``, ``Absent``).
+The actor feeds events to ``WorkerCore.take``, calls ``go_on``, and performs the commands that both
+return, in order. Every call among them is answered exactly once: by the reply, or by a ``Refused``
+that says how the transport failed (``DeadlineExceeded``, ``Disconnected``, ``Absent``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pagemesh.wire.pager_messages import SessionOpened
 from pagemesh.wire.work_messages import Finish, Frames
 
 Call = int
-"""The actor's name for one request that wants an answer."""
+"""The actor's number for a request that waits for an answer."""
 CallId = int
-"""The core's name for one call that it makes."""
+"""The core's number for a call that it makes."""
 
 # Events -------------------------------------------------------------------------------------
 
@@ -44,8 +44,8 @@ class PeerAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StepsFinished:
-    """A step is over, or several of one run. ``goes_on``: the next one has begun already.
-    ``readers``: of other workers whose steps take turns with this one's."""
+    """One step has ended, or several of a run. ``goes_on``: the next one has already begun.
+    ``readers``: those of other workers whose steps take turns with ours."""
 
     results: tuple[StepResult, ...]
     goes_on: bool = False
@@ -61,20 +61,20 @@ class PagerChanged:
 
 @dataclass(frozen=True, slots=True)
 class PagerLost:
-    """The pager is silent: calls to it are spaced out until it is heard of again."""
+    """The pager is silent: calls to it are spaced out until it is heard from again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolMissing:
-    """The pool of that incarnation, which ``UsePool`` named, is not to be mapped: its pager
-    may have ended with it. Nothing was computed on it."""
+    """The pool that ``UsePool`` named cannot be mapped, or was unmapped because its pager had
+    discarded it. The pager may have ended too. Rows of later plans are reported revoked."""
 
     pool_incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLost:
-    """That life of a gateway is over; nobody waits for its sequences."""
+    """That incarnation of a gateway is gone; nobody waits for its sequences."""
 
     name: str
     incarnation: int
@@ -88,7 +88,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Accept nothing new; what is left after ``grace_ms`` is reported ``Gone``."""
+    """Accept no new work; sequences left after ``grace_ms`` fail with ``Gone``."""
 
     grace_ms: int
 
@@ -144,29 +144,29 @@ class SendFrames:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run it off the event loop, and the steps of its run; ``StepsFinished`` must follow, the
-    last of them without ``goes_on``. At most one plan is running."""
+    """Run ``plan`` and the rest of its run off the event loop. One ``StepsFinished`` or more must
+    follow, the last without ``goes_on``. At most one plan runs at a time."""
 
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """Let no further step of the run begin: its plan is out of date. Harmless when it is over."""
+    """Begin no further step of the run, whose plan is outdated. Harmless if the run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsePool:
-    """Map this pool before any later ``RunStep``; a pool mapped before is of no use. When it is
-    not there, ``PoolMissing`` follows, and rows of plans meanwhile are reported revoked."""
+    """Map this pool, in place of any earlier one, before any later ``RunStep``. If it does not
+    exist, ``PoolMissing`` follows, and until a pool is mapped all rows are reported revoked."""
 
     opened: SessionOpened
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A lease with computed tokens was taken away. People are told of it (``preemptions``): of the
-    request, what is lost, and the pager's own words on who uses the pool."""
+    """The pager took a lease back. For the log (``preemptions``): the request, the tokens lost, the
+    reason, and what the pager says about who uses the pool."""
 
     key: SequenceKey
     lost_tokens: int
@@ -176,7 +176,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFacts:
-    """One sequence's life at this worker, for its span."""
+    """What became of a sequence at this worker, for its span and the metrics."""
 
     prompt_tokens: int
     generated_tokens: int
@@ -185,9 +185,9 @@ class SequenceFacts:
     preempted_count: int
     lost_tokens: int
     saved_pages: int
-    """Pages not held, since its beams or choices shared them; at the moment of the most."""
+    """Pages saved because its beams or choices shared them, at the peak."""
     finish: Finish | None
-    """None: it went on elsewhere."""
+    """None: it was handed over."""
     error_code: str
     """Empty unless it failed."""
 

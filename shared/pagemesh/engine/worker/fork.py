@@ -1,7 +1,7 @@
-"""Several choices of one prompt: it is computed once, by the leader, and its pages shared.
+"""Several choices of one prompt: the leader computes it once, and all share its pages.
 
-    leader    PREFILL --first tokens of all--> FORKING --Forked, tails copied--> on its way
-    follower  FOLLOWING ---------------------> FORKING ------------------------> on its way
+    leader    PREFILL --first tokens of all--> FORKING --Forked, tails copied--> DECODE, OFFERING
+    follower  FOLLOWING ---------------------> FORKING ------------------------> DECODE, OFFERING
 
 A follower that gets no share (the pager has no room, the leader is gone) asks for pages of
 its own, and finds the prompt in the cache.
@@ -22,8 +22,8 @@ _FORK_TRIES_MAX = 3
 
 
 def begin(desk: Desk, leader: Sequence, children: list[Sequence]) -> None:
-    """Every choice has its first token; ``children`` still need pages. The leader's own
-    next write waits, so that what the children copy stays what it is."""
+    """Every choice has its first token; ``children`` still need pages. Until they have them, the
+    leader writes nothing, so that the page they copy stays as it is."""
     desk.move(leader, Phase.FORKING)
     for child in children:
         leader.followers.remove(child)
@@ -109,7 +109,7 @@ def _give_share(
 
 
 def settle(desk: Desk, choices: list[Sequence]) -> None:
-    """Send on whoever waits for no answer and no copy any more."""
+    """Route the ``choices`` that no longer wait for an answer or a copy."""
     waiting = {id(copy.source) for copy in desk.copies} | {id(copy.target) for copy in desk.copies}
     if desk.step is not None:
         for copy in desk.step.copies:

@@ -1,4 +1,4 @@
-"""One lease as its holder knows it, and its page table.
+"""A lease as its holder sees it, with its page table.
 
     HELD -> RELEASING -> gone        the sequence ended; given back when its step has ended
       |
@@ -8,8 +8,8 @@
               |
               +-------> HELD         withdrawn
 
-What a running step uses is neither released nor acknowledged before the step has ended:
-``in_step`` holds both back.
+A lease that a running step uses (``in_step``) is neither released nor acknowledged before the
+step has ended.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MOVES = {
 
 
 class TokenBuffer:
-    """Prompt and generated ids in one array that only ever grows at its end.
+    """Prompt and generated ids in one append-only array.
 
-    Views of it stay true while it grows, so that a running step can hold them.
+    Views stay valid while it grows, so a running step can hold them.
     """
 
     __slots__ = ("_array", "length")
@@ -74,7 +74,7 @@ class Lease:
     order: Order
     root: bytes
     tokens: TokenBuffer
-    """The sequence's own buffer: ids of filled slots, and perhaps more."""
+    """The sequence's own buffer: the ids of all filled slots, and perhaps more."""
     page_size: int
     _pages: U32
     page_count: int
@@ -83,7 +83,7 @@ class Lease:
     known: int
     """Token ids the pager is known to have."""
     committed: int
-    """Slots in the prefix tree, by what was asked."""
+    """Slots that are in the prefix tree, or that the pager was asked to put there."""
     terms: CacheTerms = NO_TERMS
     tokens_max: int = 0
     """Slots that its sequence may ever fill."""
@@ -92,18 +92,19 @@ class Lease:
     hold: Hold = Hold.HELD
     in_step: bool = False
     is_told: bool = True
-    """Where it is lost: the pager has said so."""
+    """If it is lost: whether the pager has said so."""
     cache: bool = True
     extending: bool = False
     """An ``Extend`` is open."""
     told: bool = False
-    """Meanwhile a notice said that there are pages."""
+    """A notice since the last ``Extend`` said that its pages are there."""
     committing: bool = False
     """A ``Commit`` is open."""
     exact: bool = False
-    """What was asked for ahead of need is more than there may ever be: ask for what is needed."""
+    """The pager can never grant as much as was asked for ahead of need: ask only for what is
+    needed."""
     retry_ms: float = 0.0
-    """No ``Extend`` before then."""
+    """No ``Extend`` before this time."""
     retries: int = 0
     ticket: str | None = None
     """Set from the offer on, until the ticket is known to be closed."""
@@ -145,7 +146,7 @@ class Lease:
 
     @property
     def capacity(self) -> int:
-        """Slots there are pages for."""
+        """Slots that its pages have."""
         return self.page_count * self.page_size
 
     @property
@@ -154,11 +155,12 @@ class Lease:
 
     @property
     def table(self) -> U32:
-        """uint32 [pages]; a view that stays true while pages are added behind it."""
+        """uint32 [pages]; a view that stays valid while pages are appended."""
         return self._pages[: self.page_count]
 
     def add_pages(self, first_index: int, pages: U32) -> None:
-        """Pages ``first_index`` and on of the table; those already there are not touched."""
+        """Add ``pages``, which belong at ``first_index`` of the table and after; entries that are
+        already there stay."""
         fresh = pages[self.page_count - first_index :]
         need = self.page_count + len(fresh)
         if need > len(self._pages):

@@ -1,4 +1,4 @@
-"""Taking leases and giving them back, so that none is ever used late or stranded."""
+"""Taking leases and giving them back, so that none is used after its end or leaked."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NOTHING = Fill(filled_tokens=0, first_token=0)
 
 
 def take(desk: Desk, sequence: Sequence, granted: Granted, *, filled: int) -> Lease | None:
-    """The lease of ``granted``, from now on ``sequence``'s; None when it has ended already,
-    or is held already: the grant is then of no use, and asking again tells. Its pages are
-    none when they cannot be read, which is too few for anybody."""
+    """Make the lease of ``granted`` that of ``sequence``. None: it is already held, has ended, or
+    is about to be given back, so the grant is void and the caller has to ask again. If the list
+    of pages is malformed, the lease has none, which the caller rejects as too few."""
     if granted.lease in desk.dead or granted.lease in desk.leases or desk.lets_go(granted.lease):
         return None
     try:
@@ -59,7 +59,7 @@ def give_back(desk: Desk, lease: Lease) -> None:
 
 
 def give_back_unused(desk: Desk, key: SequenceKey, lease: int) -> None:
-    """Release a lease that nothing of ours uses. Harmless when it is not ours."""
+    """Release a lease that nothing here uses. Harmless if it is not ours."""
     desk.owe(release_message(desk, key, lease), lease=lease)
 
 
@@ -74,15 +74,15 @@ def release_message(desk: Desk, key: SequenceKey, lease: int) -> Release:
 
 
 def leave_queue(desk: Desk, key: SequenceKey) -> None:
-    """Have the pager keep no pages back for a sequence that waited for them. Said once: who is
-    silent is forgotten there too, only later."""
+    """Tell the pager to keep no pages back for a sequence that waited for them. Sent only once: if
+    it is lost, the pager forgets the silent sequence too, only later."""
     message = release_message(desk, key, NO_LEASE)
     desk.call_pager(message, lambda _answer: None, moves_leases=False)
 
 
 def cancel_ticket(desk: Desk, key: SequenceKey, ticket: str, lease: int) -> None:
-    """Have a ticket's lease released, wherever the ticket stands: when it cannot be
-    cancelled because its lease came to us, the lease is given back."""
+    """Have a ticket's lease released, whatever the state of the ticket: if it cannot be
+    cancelled because its lease came to us, release the lease."""
     desk.owe(
         CancelTicket(
             worker=desk.identity.name, incarnation=desk.identity.incarnation, ticket=ticket
@@ -93,8 +93,8 @@ def cancel_ticket(desk: Desk, key: SequenceKey, ticket: str, lease: int) -> None
 
 
 def lose(desk: Desk, lease: Lease, *, is_told: bool) -> None:
-    """``lease`` is no use any more: acknowledge, when no step of ours uses it, that the pager took
-    it back; where it was not ``is_told`` so, which it may not have done, give it back."""
+    """Stop using ``lease``, and once no step uses it, acknowledge that the pager took it back. If
+    the pager has not said that it did (``is_told``), it may not have: then release it, too."""
     lease.move(Hold.LOST)
     lease.is_told = is_told
     _drop_copies(desk, lease)
@@ -103,7 +103,7 @@ def lose(desk: Desk, lease: Lease, *, is_told: bool) -> None:
 
 
 def acknowledge_unknown(desk: Desk, lease: int) -> None:
-    """A revoked lease that we do not hold: its grant, if it still comes, is void."""
+    """Acknowledge a revoked lease that we do not hold. If its grant still arrives, it is void."""
     desk.dead[lease] = desk.next_call
     desk.acks.append(lease)
 
@@ -118,7 +118,7 @@ def step_ended(desk: Desk, lease: Lease) -> None:
 
 
 def send_acks(desk: Desk) -> None:
-    """One acknowledgement for all that this event ended."""
+    """Send one acknowledgement for all leases that ended in this event."""
     if desk.acks:
         desk.owe(
             AckRevoke(
@@ -154,8 +154,8 @@ def _acknowledge(desk: Desk, lease: Lease) -> None:
 
 
 def _drop_copies(desk: Desk, lease: Lease) -> None:
-    """Copies that wait for a step can no longer be done. A target that misses its copy has
-    its shared full pages all the same, and computes the tail anew."""
+    """Drop pending copies from or to ``lease``, which can no longer be done. A target that misses
+    its copy keeps its shared full pages and recomputes the tail."""
     kept: list[Copy] = []
     for copy in desk.copies:
         if copy.source is lease:

@@ -1,10 +1,10 @@
-"""What one step computes, and what came of it. Plain values: the scheduler makes plans
-without knowing the model, the executor runs them without knowing why.
+"""Plans of steps and their results. Plain values: the scheduler makes plans without knowing the
+model, and the executor runs them without knowing why.
 
-A plan may be the first of a **run**: steps over the same rows, each of which computes the
-tokens that the one before drew (``plan_after``). Whoever steps goes on by itself, so that no
-thread waits for the scheduler between two tokens; the scheduler hears of every step, and may
-end the run.
+A plan may be the first step of a **run**: steps over the same rows, each of which computes the
+tokens that the one before drew (``plan_after``). The step thread continues a run by itself, so
+that it does not wait for the scheduler between two tokens. The scheduler gets the results of
+every step and may end the run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pagemesh.wire.work_messages import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One token to draw from a row's last logits.
+    """One token to draw from the logits of a row's last token.
 
-    ``context`` are prompt and generated ids before the run, of which the first
-    ``prompt_count`` are the prompt; ``drawn`` are those of earlier steps of the run.
+    ``context``: prompt and generated ids before the run, of which the first ``prompt_count``
+    are the prompt. ``drawn``: ids that earlier steps of the run drew.
     """
 
     key: SequenceKey
@@ -34,9 +34,10 @@ class Sample:
     prompt_count: int
     drawn: tuple[int, ...] = ()
     candidate_count: int = 0
-    """Not 0: draw nothing, but report so many of the likeliest tokens."""
+    """Not 0: draw nothing, but report this many of the most likely tokens."""
     beam_length: int = 0
-    """Generated tokens that are not here: those of a beam, which nobody who reports looks at."""
+    """Generated tokens of a beam. They count, but are not in ``context``, since reporting
+    candidates does not need their ids."""
 
     @property
     def generated_count(self) -> int:
@@ -45,22 +46,23 @@ class Sample:
 
     @property
     def tokens(self) -> U32:
-        """uint32 [n], prompt and generated ids so far. Made anew in a run: few draws look."""
+        """uint32 [n], prompt and generated ids so far. Within a run each access copies them, as
+        few draws need them."""
         if not self.drawn:
             return self.context
         return np.concatenate((self.context, np.array(self.drawn, self.context.dtype)))
 
     def after(self, *tokens: int) -> Sample:
-        """What is drawn next, once these were."""
+        """The sample that follows once ``tokens`` have been drawn."""
         drawn = (*self.drawn, *tokens)
         return Sample(self.key, self.sampling, self.context, self.prompt_count, drawn)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A run of one sequence's tokens: positions ``[start, start + len(tokens))``.
+    """Consecutive tokens of one sequence: positions ``[start, start + len(tokens))``.
 
-    ``page_table``: uint32 [pages]; slots below ``start`` hold K and V already.
+    ``page_table``: uint32 [pages]; slots below ``start`` already hold K and V.
     The step writes the slots of ``tokens`` and nothing else.
     """
 
@@ -68,45 +70,47 @@ class StepRow:
     lease: int
     lease_slot: int
     granted_at: int
-    """The fence: the first step under a grant checks that no page of the table was given out
-    later than this."""
+    """The fence, a ledger sequence of the pager: the first step under a grant checks that no page
+    of the table was given out later than this."""
     page_table: U32
     tokens: U32
     start: int
     samples: tuple[Sample, ...] = ()
     """Drawn from the logits of the last token; several when choices fork there."""
     score_from: int | None = None
-    """Also report the log-probability of each following token from this position on
-    (prompt log-probabilities), with ``score_width`` alternatives."""
+    """Not None: report prompt log-probabilities. Each position from this one on scores the token
+    that follows it, with ``score_width`` alternatives."""
     score_width: int = 0
     score_next: int | None = None
-    """The prompt token right after this run, whose score the last logits give."""
+    """The prompt token right after ``tokens``, which the last logits score."""
     stops: frozenset[int] = frozenset()
-    """Drawn tokens after which the scheduler has to decide: they end a run."""
+    """Tokens that end a run when drawn, since the scheduler has to decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """``copies`` (source page, target page) are done first, then all ``rows`` in one forward;
-    there are no rows when only copies wait."""
+    """``copies`` (source page, target page) are done first, then all ``rows`` in one forward
+    pass. There may be copies without rows."""
 
     step: int
     """The same number for all steps of a run."""
     rows: tuple[StepRow, ...]
     copies: tuple[tuple[int, int], ...] = ()
     repeat_count: int = 0
-    """Steps that may follow without asking, or tokens that a row may draw in them. Only if every
-    row is one token, drawn from once, and has slots for as many more."""
+    """Tokens that each row may draw after its first, in this step or in steps that follow without
+    asking the scheduler. Not 0 only if every row is one token with one sample, and has slots for
+    this many more."""
 
     @property
     def drawing_rows(self) -> int:
-        """Rows whose one token leads to the next: somebody reads what they draw."""
+        """Rows that draw from a single token: somebody is reading what they draw."""
         return sum(len(row.tokens) == 1 and bool(row.samples) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """float32 ``chosen`` [n]; ``top_tokens`` uint32 and ``top_values`` float32 [n, width]."""
+    """Log-probabilities of n tokens, packed: ``chosen`` float32 [n]; ``top_tokens`` uint32 and
+    ``top_values`` float32 [n, width]."""
 
     chosen: bytes
     width: int = 0
@@ -115,7 +119,7 @@ class TokenScores:
 
     @property
     def poisoned(self) -> bool:
-        """One of the logits scored was no number."""
+        """Whether a token's log-probability is NaN, because its logits were not numbers."""
         return bool(np.isnan(np.frombuffer(self.chosen, "<f4")).any())
 
 
@@ -127,9 +131,9 @@ class Drawn:
     token: int
     scores: TokenScores | None = None
     poisoned: bool = False
-    """The highest logit was no finite number: ``token`` means nothing."""
+    """The highest logit was not finite, so ``token`` is meaningless."""
     candidates: TokenScores | None = None
-    """What was reported in place of a draw, likeliest first; those that may not come have minus
+    """Reported instead of a draw, most likely first; tokens that are not allowed have minus
     infinity. ``chosen`` is empty."""
 
 
@@ -138,50 +142,50 @@ class RowResult:
     key: SequenceKey
     lease: int
     revoked: bool
-    """The lease ended before the step's results could be trusted: nothing of it counts."""
+    """The lease ended before the step's results could be trusted: discard the row."""
     drawn: tuple[Drawn, ...] = ()
     prompt_scores: TokenScores | None = None
     before: tuple[int, ...] = ()
-    """Tokens drawn before the one in ``drawn``, whose K and V were computed, too: by earlier steps
-    of the same call, or as drafts that were right."""
+    """Tokens drawn before the one in ``drawn``, whose K and V were computed too: by earlier steps
+    of the same call, or as accepted drafts."""
     drafted_count: int = 0
-    """Drafts that were computed, right or wrong."""
+    """Drafts that were computed, accepted or not."""
 
     @property
     def poisoned(self) -> bool:
-        """What it computed is no numbers, and so may its pages be; other rows are as good as
-        ever."""
+        """Whether it computed NaN or infinity, which its pages may then hold too. Other rows are
+        not affected."""
         scores = self.prompt_scores
         return any(one.poisoned for one in self.drawn) or (scores is not None and scores.poisoned)
 
 
 def revoked_row(row: StepRow) -> RowResult:
-    """What came of a row whose lease has ended."""
+    """The result of a row whose lease has ended."""
     return RowResult(row.key, row.lease, revoked=True)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Of one step, or of several of a run that were computed in one call."""
+    """The result of one step, or of several steps of a run that were computed in one call."""
 
     step: int
     rows: tuple[RowResult, ...]
     took_us: tuple[int, ...] = (0,)
-    """What each of them took."""
+    """The duration of each of these steps."""
 
     def accepted_count(self, row: RowResult) -> int:
-        """Drafts of ``row`` that were right: in each step it drew one token beside them."""
+        """Accepted drafts of ``row``: in each step it drew one token besides them."""
         return 0 if row.revoked else 1 + len(row.before) - len(self.took_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Those who read answers of other workers, whose steps take turns with this one's."""
+    """Load from clients that read answers of other workers whose steps take turns with ours."""
 
     rows: int = 0
-    """That the other workers draw in a step."""
+    """Drawing rows in the last steps of those workers, summed."""
     step_us: int = 0
-    """What a step of each of them took, in all."""
+    """Durations of those steps, summed."""
 
 
 NO_READERS = Readers()
@@ -189,13 +193,14 @@ NO_READERS = Readers()
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """How long a run may go on before anybody is asked; a step that has begun is finished."""
+    """How far one call may continue a run; a step that has begun is finished."""
 
     for_us: float = 0.0
     end: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(1, np.uint32))
-    """One word; not 0: no further step. Others write it while the run goes on."""
+    """uint32 [1]; once it is not 0, no further step begins. Other threads write it meanwhile."""
     waiting: tuple[int, ...] = ()
-    """Addresses of 64-bit words; not 0: others wait for the cores."""
+    """Addresses of 64-bit words. One that is not 0 says that another worker waits for the cores:
+    no further step of this call begins."""
 
 
 class Executor(Protocol):
@@ -207,8 +212,8 @@ class Executor(Protocol):
 
 
 def plan_after(plan: StepPlan, result: StepResult) -> StepPlan | None:
-    """The next step of the run, or None when the scheduler has to decide: a row may draw no more,
-    a lease ended, a row is poisoned, or a token was drawn that may end its sequence."""
+    """The next step of the run, or None when the scheduler has to decide: a row may not draw more
+    tokens, a lease ended, a row is poisoned, or a drawn token may end its sequence."""
     left = plan.repeat_count - max((1 + len(row.before) for row in result.rows), default=1)
     if left < 0:
         return None

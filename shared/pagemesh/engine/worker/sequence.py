@@ -1,4 +1,4 @@
-"""One sequence as its worker knows it.
+"""A sequence as its worker sees it: its phases and its state.
 
     submit ->  WAITING <----------------------------+ revoked: keeps its tokens
                 | ^ refused, or leases are declared |
@@ -14,9 +14,9 @@
                                             |             |
     attach -> REDEEMING -> DECODE           +---> HANDED <+
 
-A sequence ends as ``DONE`` here (finished, failed or aborted) or as ``HANDED`` (it goes on
-at the decode worker); both keep its tokens for a while, so that frames can be sent again.
-From every phase it can be aborted.
+A sequence ends as ``DONE`` here (finished, failed or aborted) or as ``HANDED`` (it continues
+at the decode worker). Either way its tokens are kept for a while, so that frames can be resent.
+It can be aborted in every phase before that.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _HISTORY_MAX = 32
 
 
 class IllegalMove(AssertionError):
-    """A sequence was asked to make a move its table does not have: a bug."""
+    """A change of phase that ``_MOVES`` does not allow: a bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The life of a gateway that waits for a sequence."""
+    """The gateway incarnation that waits for a sequence."""
 
     name: str
     incarnation: int
@@ -83,24 +83,25 @@ class Owner:
 
 @dataclass(slots=True)
 class Ticket:
-    """A sequence's way from prefill to decode, seen from either side."""
+    """The handover of a sequence from prefill to decode, as seen by either side."""
 
     ticket: str
     expires_ms: float
     handle: Handle | None = None
-    """None: offered, and the pager has not answered."""
+    """None until the pager has answered the offer."""
     tries: int = 0
-    """Calls made in the present phase, by who offers."""
+    """Calls that the offering side has made in the current phase."""
     busy_count: int = 0
-    """Of its offers, those that were refused since there was no room for it."""
+    """Offers that the pager refused because it had no room for the ticket."""
     expired: bool = False
     doubted: bool = False
-    """The pager called it stale: it is asked once more, in a new session."""
+    """The pager refused it as ``Stale``: it is redeemed once more, in a new session."""
     refused: bool = False
-    """The decode worker said no: nobody else can be going on with the sequence."""
+    """The decode worker cannot have the sequence: it was never asked, or refused the first try."""
 
     def is_never_taken(self, offers_max: int) -> bool:
-        """Whether so many offers were all refused for want of room: none was taken."""
+        """Whether ``offers_max`` offers or more were all refused for lack of room, so that the
+        ticket certainly has no lease."""
         return self.busy_count == self.tries >= offers_max
 
 
@@ -114,12 +115,12 @@ class Sequence:
     tokens: TokenBuffer
     prompt_count: int
     start_count: int
-    """Generated tokens it came with; what it draws itself begins there."""
+    """Generated tokens that it arrived with; those drawn here start at this position."""
     deadline_ms: float
     decode: str | None
     read_cache: bool
     submitted_ms: float
-    """When this attempt came here: its age at this worker. Another attempt begins it anew."""
+    """When this attempt arrived at this worker; another attempt starts from zero."""
     terms: CacheTerms = NO_TERMS
     prompt_logprobs: bool = False
     phase: Phase = Phase.WAITING
@@ -130,23 +131,23 @@ class Sequence:
     retry_ms: float = 0.0
     retries: int = 0
     calling: bool = False
-    """The call that its phase waits for is open."""
+    """The call whose answer its phase waits for is open."""
     queued: bool = False
-    """The pager said that it waits for pages."""
+    """The pager has answered ``Queued``: it waits for pages."""
     told: bool = False
-    """Meanwhile a notice said that there are pages."""
+    """A notice since the last ``Admit`` said that its pages are there."""
     scores: list[TokenScores] = field(default_factory=list)
-    """Of its last tokens, those it drew itself and, handed over, those that prefill drew, when
-    log-probabilities are wanted."""
+    """If log-probabilities are wanted: those of the last tokens, which were drawn here or, before
+    a handover, by prefill."""
     prompt_scores: list[TokenScores] = field(default_factory=list)
     waterfall: Waterfall | None = None
-    """Of its first admission; a frame that is sent again says it again."""
+    """Of its first admission. Repeated when its first frame is resent."""
     waterfall_told: bool = False
     cached_tokens: int = 0
     computed_tokens: int = 0
     is_again: bool = False
-    """It was admitted before, or its prompt was, for another choice: what is cached then is no
-    news."""
+    """It was admitted before, or its prompt was for another choice, so tokens found in the cache
+    do not count as hits."""
     preempted_count: int = 0
     lost_tokens: int = 0
     finish: Finish | None = None
@@ -155,11 +156,11 @@ class Sequence:
     ended_ms: float = 0.0
     stops: frozenset[int] = frozenset()
     forked_pages: int = 0
-    """Full pages that a fork gave it."""
+    """Full pages that a fork gave it, shared with its leader."""
     passed_count: int = 0
-    """Steps in a row in which others had all the rows; see ``batching``."""
+    """Consecutive steps in which other sequences took all rows; see ``batching``."""
     beams: BeamGroup | None = None
-    """Not None: nothing is drawn, its likeliest continuations are searched for."""
+    """Not None: a beam search, which draws no tokens."""
     history: list[Phase] = field(default_factory=list)
 
     @property
@@ -168,17 +169,17 @@ class Sequence:
 
     @property
     def tokens_max(self) -> int:
-        """Slots this sequence can ever fill: the last token's K and V are never needed."""
+        """The most slots it can ever fill: K and V of the last token are never needed."""
         return self.prompt_count + max(self.sampling.max_tokens - 1, 0)
 
     @property
     def saved_pages(self) -> int:
-        """Pages that its beams, or it and its leader, did not each hold for themselves."""
+        """Pages saved because its beams, or it and its leader, share them."""
         return self.beams.saved_pages if self.beams is not None else self.forked_pages
 
     @property
     def scored_from(self) -> int:
-        """Generated tokens from there on have scores, when log-probabilities are wanted."""
+        """The first generated position that has scores, if log-probabilities are wanted."""
         return self.generated_count - len(self.scores)
 
     @property
@@ -191,15 +192,15 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """The prompt's own log-probabilities are wanted and not complete: it is computed
-        from its start, whatever is cached."""
+        """Whether log-probabilities of the prompt are wanted and not complete: the prompt is then
+        computed from its start, whatever is cached."""
         if not self.prompt_logprobs:
             return False
         have = sum(len(scores.chosen) for scores in self.prompt_scores) // 4
         return have < self.prompt_count - 1
 
     def move(self, phase: Phase) -> None:
-        """Go to ``phase``. Raises ``IllegalMove``, with where it came from."""
+        """Change to ``phase``. Raises ``IllegalMove``, which names the phases so far."""
         if phase not in _MOVES[self.phase]:
             path = " -> ".join(past.name for past in [*self.history, self.phase])
             raise IllegalMove(f"{self.key}: {phase.name} does not follow {path}")
@@ -210,7 +211,7 @@ class Sequence:
 
     def check(self) -> None:
         wants = self.phase in RUNNABLE or self.phase is Phase.OFFERING
-        if self.phase is not Phase.FORKING:  # where the children get theirs meanwhile
+        if self.phase is not Phase.FORKING:  # the children get their leases in it
             assert (self.lease is not None) == wants, (self.key, self.phase, self.lease)
         if self.lease is not None:
             assert self.lease.filled <= self.tokens.length, self.key

@@ -1,4 +1,4 @@
-"""What a worker is told once, at its start."""
+"""Settings of a worker's core, fixed at its start."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ class WorkerIdentity:
     """The file in the pool folder that the process keeps locked for as long as it lives."""
     pool: PoolSpec
     model_root: bytes
-    """Of what it serves: the pages of no other are read or written here."""
+    """Digest of the model that it serves; pages of other models are neither read nor written."""
     model: str = ""
-    """What it serves, as clients call it."""
+    """The name that clients use for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """Where the two roles differ."""
+    """Settings in which the two roles differ."""
 
     role: Literal["prefill", "decode"]
     hand_over: bool
-    """Give a sequence to the decode worker that its ``Submit`` names, after the first token."""
+    """After its first token, hand a sequence over to the decode worker that its ``Submit`` names."""
     step_tokens_max: int
     """Prompt tokens computed in one step, over all rows."""
     chunk_tokens_max: int
-    """Tokens of one sequence computed in one step; both but for little rests (``batching``)."""
+    """Prompt tokens of one sequence computed in one step. A small rest of a prompt may exceed
+    either limit (``batching``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,19 @@ class WorkerLimits:
 
     context_tokens_max: int = 1 << 20
     sequences_max: int = 256
-    """Sequences accepted and not ended, over all phases."""
+    """Sequences accepted and not ended, in any phase."""
     waiting_tokens_max: int = 1 << 21
     """Context tokens accepted and not computed yet."""
     step_rows_max: int = 256
     itl_target_ms: int = 0
-    """The longest a step with prompts should take while somebody draws; 0: see ``batching``."""
+    """The longest a step with prompts should take while others decode; 0: see ``batching``."""
     stream_ms: int = 0
-    """Tokens are sent at most this often, so that prompts beside them may take as long."""
+    """The time between two reports of tokens; prompts computed beside them may take as long."""
     growth_pages: int = 2
     """Pages asked for ahead of need, at admission and while decoding."""
     prompt_chunks: int = 2
-    """Of a prompt's chunks (``chunk_tokens_max``), those that it has pages for at admission, and
-    more at a time; the others are promised. 0: it has all of its pages from the start."""
+    """Chunks (of ``chunk_tokens_max``) that a prompt gets pages for at admission, and then at a
+    time; pages for the others are promised. 0: a prompt gets all of its pages at admission."""
     commit_pages: int = 4
     """Full pages that a decoding sequence gathers before it commits them."""
     ticket_ttl_ms: int = 10_000
@@ -63,41 +64,42 @@ class WorkerLimits:
     call_ms: int = 2_000
     """How long a call waits for its answer."""
     expect_ms: int = 250
-    """How long an answer is waited for that somebody else has asked for in our name."""
+    """How long to wait for the answer to an ``Admit`` that a gateway sent in our name."""
     pager_away_ms: int = 10_000
-    """Without a pager for so long it takes nothing new; one started again is there sooner."""
+    """After this long without a pager it is not ready for new work. A pager restarts faster."""
     pager_wait_ms_max: int = 30_000
-    """What cannot go on without a pager that is away for so long is given back to its gateway."""
+    """After this long without a pager, sequences that cannot go on without one fail with ``Busy``,
+    so that their gateways can try elsewhere."""
     beat_late_ms_max: int = BEAT_LATE_MS_MAX
-    """A heartbeat waits so long for a moment in which no lease changes hands."""
+    """How long a heartbeat may wait for a moment in which no call is open that moves a lease."""
     retry_ms: int = 20
     retry_ms_max: int = 1_000
     deadline_ms_min: int = 1
     """A message with less time left is refused."""
     retain_ms: int = 10_000
-    """How long an ended sequence can still be sent again."""
+    """How long the tokens of an ended sequence can be resent."""
     retained_max: int = 1_024
     beat_ms: int = 200
-    """Silence after which a gateway hears the last counter again."""
+    """After this long without a message, a gateway is sent the last counter again."""
     beats_max: int = 10
-    """Such repeats after the last sequence of a gateway ended."""
+    """Such repeats after a gateway's last sequence has ended."""
     gateways_max: int = 1_024
-    """Lives of gateways remembered, beside those with a sequence here."""
+    """Gateway incarnations remembered; those with a sequence here always are."""
     workers_max: int = 1_024
     """Lost workers remembered."""
     resend_tokens_max: int = 4_096
-    """Tokens sent again in one frame; a gateway asks on from there."""
+    """Tokens resent at a time; the gateway then asks for the next ones."""
     aborts_max: int = 4_096
-    """Aborted requests remembered, so that a message that comes late is refused."""
+    """Aborted requests remembered, so that messages of theirs that come late are refused."""
     abort_ms: int = 60_000
     declare_bytes_max: int = 1 << 17
-    """Of leases that are declared in one part: the pager takes a few milliseconds for it."""
+    """Size of one part of a declaration of leases; the pager takes a few milliseconds for it."""
     frames_bytes_max: int = 1 << 19
-    """Of the frames in one message; one that is larger has a message for itself."""
+    """Size of the frames in one message; a larger frame gets a message of its own."""
     tick_ms: int = 20
-    """Between ticks while anything waits for time to pass; see ``WorkerCore.patience_ms``."""
+    """Time between ticks while something waits for a retry; see ``WorkerCore.patience_ms``."""
     calm_tick_ms: int = 100
-    """While all that there is goes on by itself."""
+    """Time between ticks while there are sequences, all of which run."""
     idle_tick_ms: int = 500
     run_steps_max: int = 32
-    """Tokens that a sequence draws in a row without asking the scheduler."""
+    """Tokens that a sequence may draw in one run, without asking the scheduler."""
