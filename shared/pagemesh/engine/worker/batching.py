@@ -49,7 +49,7 @@ UNKNOWN_TOKENS_MAX = 64
 IDLE_US_MIN = 4_000
 """A step without prompts counts as at least this long, and as long as the time between reports."""
 ALONE_US_MIN = 20_000
-"""At least this long may a step of prompts alone take, without a target: nobody reads faster."""
+"""A step of prompts alone may always take this long if no target is set: nobody reads faster."""
 PROMPT_WEIGHT = 4
 """This many readers count as much as one waiting prompt."""
 PROMPTS_RATIO_MIN, PROMPTS_RATIO_MAX = 4.0, 8.0
@@ -84,8 +84,8 @@ class Wish:
 
 
 def passed_over(wishes: Rows[Wish], chosen: Rows[Wish]) -> frozenset[Sequence]:
-    """Sequences of ``wishes`` without a row because those ``chosen`` take all of them. They include
-    prompts only if none was chosen: otherwise prompts wait for time, not for rows."""
+    """Sequences of ``wishes`` that get no row because those ``chosen`` take all rows. Prompts are
+    among them only if none was chosen: otherwise they wait for time, not for rows."""
     if len(chosen) == len(wishes):  # most of the time
         return frozenset()
     going = {wish.sequence for wish in chosen}

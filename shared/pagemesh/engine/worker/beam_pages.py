@@ -23,7 +23,7 @@ from pagemesh.wire.tokens import U32
 
 
 class BeamPages:
-    """``table``: uint32 [pages], the lease's, whose first ``prompt_tokens - 1`` slots are filled."""
+    """``table``: uint32 [pages], the lease's; its first ``prompt_tokens - 1`` slots are filled."""
 
     def __init__(self, table: U32, prompt_tokens: int, page_size: int) -> None:
         self._page_size = page_size

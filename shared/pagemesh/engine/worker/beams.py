@@ -27,7 +27,7 @@ def searches(sequence: Sequence) -> bool:
 
 
 def wished(sequence: Sequence, lease: Lease) -> int:
-    """Prompt tokens that could be computed now; in DECODE, 1 if the beams can go on, otherwise 0."""
+    """Prompt tokens that could be computed now; in DECODE, 1 if all beams can go on, else 0."""
     group = sequence.beams
     assert group is not None
     if sequence.phase is Phase.PREFILL:

@@ -1,8 +1,8 @@
 """``WorkerCore``: the scheduler of a worker, for both roles.
 
-Pure: ``take(event, now_ms)``, of one event or several, and then ``go_on()`` return the commands to
-perform, in order: first tokens are on their way before the next step is thought about. Everything
-it does follows from the events and their order. See ``desk`` for the parts it is made of.
+Pure: call ``take(event, now_ms)`` for one event or several, then ``go_on()``. Both return commands
+to perform in order; they are separate so that first tokens are sent before the next step is
+planned. The result depends on nothing but the events and their order. See ``desk`` for the parts.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ _ASKING = frozenset({
     Phase.WAITING, Phase.ADMITTING, Phase.FORKING, Phase.OFFERING, Phase.WITHDRAWING,
     Phase.REDEEMING,
 })  # fmt: skip
-"""They go on with the pager's answer."""
+"""Phases that need an answer of the pager to go on."""
 
 
 class WorkerCore:
-    """``make_ticket`` gives unguessable names of 32 hexadecimal digits, never one twice."""
+    """``make_ticket`` returns an unguessable name of 32 hexadecimal digits, never one twice."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class WorkerCore:
 
     @property
     def ready(self) -> bool:
-        """The pager has opened our session and is there, and new work is accepted."""
+        """The session with the pager is open, the pager is there, and new work is accepted."""
         session = self._session
         is_away = session.away_ms >= self._desk.limits.pager_away_ms
         return session.open and not is_away and not self._intake.draining
@@ -126,8 +126,8 @@ class WorkerCore:
 
     @property
     def patience_ms(self) -> float:
-        """How long it can do without a ``Tick``, if nothing happens before: briefly while a
-        sequence or a debt waits for its time, long when there is nothing to do."""
+        """How long the core can do without a ``Tick`` if no other event comes: briefly while a
+        sequence or a debt waits for a retry, long when there is nothing to do."""
         desk, limits = self._desk, self._desk.limits
         waits = len(desk.live) > len(desk.running) or self._intake.draining
         waits = waits or bool(desk.debts or desk.expected)
@@ -138,24 +138,24 @@ class WorkerCore:
         return min(most_ms, max(self._session.patience_ms, limits.tick_ms))
 
     def handle(self, event: Event, now_ms: float) -> list[Command]:
-        """``take`` and ``go_on``, for those who do nothing in between."""
+        """``take`` and ``go_on`` in one call."""
         return [*self.take(event, now_ms), *self.go_on()]
 
     def take(self, event: Event, now_ms: float) -> list[Command]:
-        """What to do about ``event`` before all else; ``go_on`` has to follow, after others that
-        are there already. ``now_ms`` is monotonic."""
+        """The immediate commands for ``event``. ``go_on`` has to follow, once other events that are
+        already there were taken. ``now_ms`` is monotonic."""
         desk = self._desk
         desk.now = max(desk.now, now_ms)
         self._take(event)
         self._session.settle()
         leases.send_acks(desk)
         commands = desk.commands
-        # Somebody waits for a first token; the others are sent while the next step computes.
+        # Somebody waits for a first token. Other tokens are sent while the next step computes.
         waited_for = [line for line in desk.lines.values() if line.has_first]
         if waited_for:
             desk.commands = []
             frames.flush(desk, waited_for)
-            # Pages are given back first: who has the last frames may send the next turn.
+            # Pages are given back first: a client with its last frame may send the next turn.
             gives_back = any(
                 isinstance(one, CallPager) and isinstance(one.message, Release) for one in commands
             )
@@ -165,7 +165,7 @@ class WorkerCore:
         return commands
 
     def go_on(self) -> list[Command]:
-        """What follows from the events that were taken."""
+        """The commands that follow from all events taken: the next step and pending frames."""
         desk = self._desk
         self._batching.learn()
         steps.launch(desk, self._batching)
@@ -261,9 +261,9 @@ class WorkerCore:
                 handover.redeem(self._desk, sequence)
 
     def _was_asked_for(self, sequence: Sequence, message: Submit | Attach) -> bool:
-        """Whether the gateway has asked for its pages. What it asked for in the name of an
-        earlier life of ours is not ours, and what it asked of an earlier one of the pager may be
-        others' by now, though its word in the pool still stands."""
+        """Whether the gateway has asked for its pages, in the name of this incarnation and from
+        the current incarnation of the pager. Pages that an earlier pager granted may belong to
+        others by now, although the lease word in the pool still stands."""
         if not isinstance(message, Submit) or message.asked_as is None:
             return False
         desk, asked = self._desk, message.asked_as
@@ -296,7 +296,7 @@ class WorkerCore:
         self._intake.forget()
 
     def _nudge(self, sequence: Sequence) -> None:
-        """Go on with what waits for its time."""
+        """Retry what the sequence waits for, if it is time."""
         match sequence.phase:
             case Phase.WAITING | Phase.ADMITTING:
                 admission.ask(self._desk, sequence)
@@ -305,14 +305,14 @@ class WorkerCore:
             case Phase.OFFERING | Phase.OFFERED | Phase.WITHDRAWING | Phase.REDEEMING:
                 handover.push(self._desk, sequence)
             case Phase.FORKING:
-                # A copy goes unmade when its target's lease ends: nothing else tells the leader.
+                # If a target's lease ends, its copy is never made, and no event says so.
                 fork.settle(self._desk, [sequence])
             case _:
                 pass
 
     def _gateway_lost(self, event: GatewayLost) -> None:
         desk = self._desk
-        # Incarnations have no order: another life of the same name may wait for the rest.
+        # Incarnations have no order: another one of the same name may wait for other sequences.
         lost = Owner(event.name, event.incarnation)
         for sequence in list(desk.live.values()):
             if sequence.owner == lost:

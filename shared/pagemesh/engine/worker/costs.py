@@ -24,8 +24,8 @@ _SCALES = np.array([1.0, 8.0, 8_192.0, 64.0, 65_536.0])
 """Typical sizes of the five parts, so that they weigh alike in the fit."""
 _RIDGE = 1e-4
 _KEPT_DRAWING, _KEPT_PROMPTS = 0.95, 0.9
-"""The factor by which each observation lowers the weight of earlier ones of its kind: about the
-last 20 and 10 count."""
+"""Each observation multiplies the weight of earlier ones of its kind by this: about the last 20
+and 10 count."""
 _OUTLIER = 3.0
 """A step that took more than this many times the expected time was held up by something else. It
 counts as this many times, so that a machine that did become slower is learnt in a few steps."""

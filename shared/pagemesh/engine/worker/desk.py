@@ -1,13 +1,13 @@
-"""What the parts of a worker's core share: the sequences, the leases, what was asked of
-whom, what is owed to the pager, and the commands of the event at hand.
+"""State that the parts of a worker's core share: the sequences, the leases, the open calls,
+what is owed to the pager, and the commands of the current event.
 
 Each part is a module of functions over one ``Desk``:
 
     intake     messages of gateways and peers      admission  pages: ask, extend, commit
     steps      plans and their results             fork       one prompt, several choices
     handover   tickets, from either side           leases     taking and giving back
-    session    the pager's life and ours           ending     every way a sequence ends
-    frames     what gateways hear
+    session    the session with the pager          ending     every way a sequence ends
+    frames     what is sent to gateways
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _UNANSWERED = frozenset({"DeadlineExceeded", "Disconnected", "Absent", "Busy"})
 
 
 def unanswered(message: Refused) -> bool:
-    """The call may or may not have been done, or not now: ask again."""
+    """Whether to ask again: the call may or may not have been done, or could not be done now."""
     return message.code in _UNANSWERED
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A call that was not answered yet."""
+    """A call that has not been answered yet."""
 
     handler: Handler
     to_pager: bool
     moves_leases: bool
-    """Its reply can bring, take or lengthen a lease: no ``Declare`` while it is open."""
+    """Its reply can grant, end or extend a lease, so no ``Declare`` is sent while it is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Expected:
 
 @dataclass(slots=True)
 class Debt:
-    """Something the pager must hear: sent until it is answered."""
+    """A message that the pager must get: sent again until it is answered."""
 
     message: Message
     otherwise: Message | None
     """Owed in its place when the pager refuses it."""
     lease: int | None
-    """The lease that it gives back: not to be taken while this is owed."""
+    """The lease that it gives back. A grant of that lease is void while this is owed."""
     retry_ms: float = 0.0
     retries: int = 0
     calling: bool = False
@@ -70,7 +70,7 @@ class Debt:
 
 @dataclass(slots=True)
 class Line:
-    """What one life of a gateway is told."""
+    """The frames for one gateway incarnation."""
 
     owner: Owner
     counter: int = 0
@@ -81,7 +81,7 @@ class Line:
 
     @property
     def has_first(self) -> bool:
-        """Whether what waits to be sent is the first that somebody hears of a sequence here."""
+        """Whether the frames to be sent include the first one of a sequence."""
         return any(frame.waterfall is not None for frame in self.frames)
 
 
@@ -93,10 +93,10 @@ class Row:
     lease: Lease
     count: int
     draws: bool
-    """What it was when the step began: its sequence may have ended since."""
+    """As of the start of the step: its sequence may have ended since."""
     followers: tuple[Sequence, ...]
     beam_count: int = 0
-    """Not 0: it is so many rows of the plan, one for each beam of a search."""
+    """Not 0: it stands for this many rows of the plan, one for each beam of a search."""
 
 
 @dataclass(slots=True)
@@ -107,9 +107,9 @@ class Step:
     rows: tuple[Row, ...]
     copies: tuple[Copy, ...]
     may_repeat: bool
-    """Further steps may follow without asking us."""
+    """Further steps may follow without asking the scheduler."""
     passed: frozenset[Sequence]
-    """Those that wait because others have all its rows."""
+    """Sequences passed over because others have all of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +146,16 @@ class Desk:
         self.sequences: dict[SequenceKey, Sequence] = {}
         """Live ones and, for a while, ended ones."""
         self.ended: deque[Sequence] = deque()
-        """Those of them that ended, oldest first."""
+        """The ended ones, oldest first."""
         self.live: dict[SequenceKey, Sequence] = {}
         self.latest: dict[tuple[str, int], Sequence] = {}
         """The highest attempt at each (request, choice)."""
         self.running: list[Sequence] = []
-        """PREFILL and DECODE, by ``order``."""
+        """Those in PREFILL or DECODE, by ``order``."""
         self.leases: dict[int, Lease] = {}
         self.offers: dict[str, Offer] = {}
         self.copies: list[Copy] = []
-        """Wait for the next step."""
+        """To be done in the next step."""
         self.step: Step | None = None
         self.steps_count = 0
         self.calls: dict[CallId, Open] = {}
@@ -166,15 +166,15 @@ class Desk:
         self.acks: list[int] = []
         """Leases to acknowledge at the end of this event."""
         self.dead: dict[int, CallId] = {}
-        """Leases that ended, until every call that was open then is answered: a grant that
-        was on its way may name them."""
+        """Leases that ended, with the number of the next call at that time. They are kept until
+        all calls open at that time are answered: a grant on its way may name them."""
         self.lines: dict[Owner, Line] = {}
         self.lost_workers: dict[str, None] = {}
-        """Until somebody names them again as ready, the longest lost first."""
+        """Kept until a ``Submit`` names them again; the longest lost first."""
         self.may_ask = False
         """The session is open and nothing is being declared."""
         self.session_doubted = False
-        """A reply said that the pager does not know our session."""
+        """A reply suggests that the pager does not know our session."""
         self.epoch = 0
         self.pool_pages = 0
 
@@ -185,14 +185,14 @@ class Desk:
         self.commands.append(CallPager(call_id, message, self.limits.call_ms))
 
     def expect(self, key: SequenceKey, handler: Handler) -> None:
-        """Take what the pager says next of the pages of ``key`` for the answer to a call of ours
-        that may bring a lease. If it says nothing in time, the call counts as unanswered."""
+        """Treat the pager's next message about the pages of ``key`` as the answer to a call of ours
+        that may bring a lease. If none comes in time, the call counts as unanswered."""
         assert key not in self.expected, "an answer is expected already"
         call_id = self._open(Open(handler, to_pager=True, moves_leases=True))
         self.expected[key] = Expected(call_id, self.now + self.limits.expect_ms)
 
     def arrived(self, key: SequenceKey, message: Message) -> bool:
-        """Whether what the pager says of ``key`` was expected; if so, its handler has it now."""
+        """Pass ``message`` to the handler that expects it. Returns whether there was one."""
         expected = self.expected.pop(key, None)
         if expected is None or expected.call_id not in self.calls:
             return False
@@ -200,8 +200,8 @@ class Desk:
         return True
 
     def give_up_expected(self, until_ms: float) -> None:
-        """Wait no more for what was expected by ``until_ms``: a message was lost, the pager has
-        much to do, or it refused somebody and a refusal does not say whom."""
+        """Stop waiting for what was expected by ``until_ms``: a message was lost, the pager is
+        busy, or it refused one of the admissions, and a refusal does not say which."""
         late = Refused(code="DeadlineExceeded", message="the pager granted nothing")
         for key, expected in list(self.expected.items()):
             if expected.until_ms <= until_ms:
@@ -218,14 +218,14 @@ class Desk:
         return call_id
 
     def answered(self, call_id: CallId, message: Message) -> None:
-        """Hand an answer to whoever asked; a call that was given up is not listened to."""
+        """Pass an answer to the handler of its call; that of a call given up is ignored."""
         call = self.calls.pop(call_id, None)
         if call is not None:
             call.handler(message)
         self._forget_dead()
 
     def give_up_pager_calls(self) -> None:
-        """The pager that was asked is no more: every open call to it counts as unanswered."""
+        """Treat every open call to the pager as unanswered: it may have been replaced."""
         given_up = Refused(code="Disconnected", message="the pager changed")
         for call_id in [call_id for call_id, call in self.calls.items() if call.to_pager]:
             self.answered(call_id, given_up)
@@ -239,7 +239,7 @@ class Desk:
             self.dead = {lease: until for lease, until in self.dead.items() if until > oldest}
 
     def pause(self, retries: int, wanted_ms: int = 0) -> float:
-        """When to try again, after ``retries`` tries: doubling, bounded."""
+        """When to try again after ``retries`` earlier retries: exponential back-off, bounded."""
         wait = self.limits.retry_ms << min(retries, 16)
         return self.now + min(max(wait, wanted_ms), max(self.limits.retry_ms_max, wanted_ms))
 
@@ -253,11 +253,11 @@ class Desk:
         self.next_debt += 1
 
     def lets_go(self, lease: int) -> bool:
-        """Whether something owed will give ``lease`` back."""
+        """Whether something that is owed gives ``lease`` back."""
         return any(debt.lease == lease for debt in self.debts.values())
 
     def pay(self) -> None:
-        """Send again what is owed and not answered."""
+        """Send again what is owed and was not answered, if it is time."""
         for number, debt in list(self.debts.items()):
             if not debt.calling and debt.retry_ms <= self.now:
                 self._send_debt(number)
@@ -302,14 +302,14 @@ class Desk:
             line.beats_left = self.limits.beats_max
 
     def lose_worker(self, name: str) -> None:
-        """Hand nothing to that worker until somebody names it again as ready."""
+        """Hand nothing over to that worker until a ``Submit`` names it again."""
         self.lost_workers[name] = None
         if len(self.lost_workers) > self.limits.workers_max:
             del self.lost_workers[next(iter(self.lost_workers))]
 
     def line(self, owner: Owner) -> Line:
-        """What that life of a gateway is told; the oldest one that waits for nothing makes
-        room for it."""
+        """The line of a gateway incarnation. If it is new and there are too many, the oldest
+        one that waits for nothing is dropped."""
         line = self.lines.get(owner)
         if line is None:
             if len(self.lines) >= self.limits.gateways_max:

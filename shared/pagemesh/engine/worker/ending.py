@@ -12,14 +12,14 @@ from pagemesh.wire.work_messages import Failure, Finish
 
 
 def finish(desk: Desk, sequence: Sequence, reason: Finish, *, first_position: int) -> None:
-    """It is complete; its last frame has the tokens from ``first_position`` on."""
+    """The sequence is complete; its last frame has the tokens from ``first_position`` on."""
     sequence.finish = reason
     _end(desk, sequence, Phase.DONE)
     frames.tell(desk, sequence, first_position)
 
 
 def fail(desk: Desk, sequence: Sequence, error: Fault) -> None:
-    """It cannot go on here; the gateway hears why and decides."""
+    """The sequence cannot go on here; its gateway is told why and decides what to do."""
     sequence.finish = "error"
     sequence.failure = Failure(code=error.code, message=error.message[:1024])
     _end(desk, sequence, Phase.DONE)
@@ -27,13 +27,13 @@ def fail(desk: Desk, sequence: Sequence, error: Fault) -> None:
 
 
 def abort(desk: Desk, sequence: Sequence) -> None:
-    """Nobody wants it any more; nobody is told."""
+    """Nobody wants the sequence any more, so nobody is told."""
     sequence.finish = "abort"
     _end(desk, sequence, Phase.DONE)
 
 
 def hand_away(desk: Desk, sequence: Sequence) -> None:
-    """It goes on at the decode worker."""
+    """The sequence goes on at the decode worker."""
     _end(desk, sequence, Phase.HANDED)
 
 
@@ -49,7 +49,7 @@ def _leave_pages(desk: Desk, sequence: Sequence, *, handed: bool) -> None:
     sequence.ticket = sequence.lease = None
     match sequence.phase:
         case Phase.OFFERING:
-            # Whether the offer was taken is not known: cancel it, or else release.
+            # The pager may have taken the offer or not: cancel the ticket, or else release.
             assert lease is not None and ticket is not None
             _forget_lease(desk, lease.lease)
             leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
@@ -60,7 +60,7 @@ def _leave_pages(desk: Desk, sequence: Sequence, *, handed: bool) -> None:
                 _forget_lease(desk, offer.lease.lease)
                 leases.cancel_ticket(desk, sequence.key, ticket.ticket, offer.lease.lease)
         case Phase.REDEEMING if not sequence.calling and ticket is not None:
-            # While the call is open its answer decides (see ``handover``).
+            # While the call is open, its answer decides (see ``handover``).
             assert ticket.handle is not None
             leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
         case Phase.REDEEMING:
@@ -72,13 +72,13 @@ def _leave_pages(desk: Desk, sequence: Sequence, *, handed: bool) -> None:
 
 
 def _forget_lease(desk: Desk, lease: int) -> None:
-    """The lease is the ticket's: cancelling the ticket releases it."""
+    """The lease belongs to the ticket: cancelling the ticket releases it."""
     del desk.leases[lease]
     desk.dead[lease] = desk.next_call
 
 
 def _leave_group(desk: Desk, sequence: Sequence) -> None:
-    """Choices that waited for this one's prompt wait for another's."""
+    """Choices that waited for this one to compute the prompt get another leader."""
     leader = sequence.leader
     if leader is not None:
         leader.followers.remove(sequence)
@@ -96,7 +96,8 @@ def _leave_group(desk: Desk, sequence: Sequence) -> None:
 
 
 def _generated_tokens(sequence: Sequence) -> int:
-    """Tokens drawn here; of a search those of the answers it kept, which are nowhere else."""
+    """Tokens drawn here; for a beam search those of the answers it kept, which are not in
+    ``sequence.tokens``."""
     if sequence.beams is None:
         return sequence.generated_count - sequence.start_count
     return sum(len(unpack(answer.tokens)) for answer in sequence.beams.hypotheses or ())

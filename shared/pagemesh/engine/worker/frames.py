@@ -1,7 +1,7 @@
-"""What gateways hear: one message per event and gateway, or several where one would be too large,
-counted, so that a lost one shows.
+"""Frames for gateways: one message per event and gateway, or several if one would be too large.
+Messages are numbered, so that a gateway notices a lost one.
 
-The tokens themselves are the resend buffer: a sequence keeps them until it is forgotten.
+There is no separate resend buffer: a sequence keeps its tokens until it is forgotten.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Frame, Frames, TopLogprobs
 
 _FRAME_BYTES, _HYPOTHESIS_BYTES, _CHARACTER_BYTES = 1_024, 256, 4
-"""At most, of what a frame or a hypothesis holds beside tokens and scores; of a letter."""
+"""Upper bounds: a frame or a hypothesis without tokens and scores, and a character of text."""
 
 
 def tell(desk: Desk, sequence: Sequence, first_position: int) -> None:
-    """Put the tokens from ``first_position`` on, and the end if there is one, in the next
-    message to the sequence's gateway."""
+    """Add a frame to the next message to the sequence's gateway: the tokens from
+    ``first_position`` on, and the finish reason if the sequence has ended."""
     end = sequence.generated_count
     desk.lines[sequence.owner].frames.append(_frame(sequence, first_position, end))
     sequence.waterfall_told = True
 
 
 def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
-    """Frames from ``position`` on: what was in the context at the start has no
-    log-probabilities, so it goes in a frame of its own, and so do the scores of the prompt, beside
-    which tokens may find no room in a message. Nothing is sent when there is nothing new: lost
-    messages must not breed more messages."""
+    """Add frames with the tokens from ``position`` on. Tokens that have no log-probabilities here
+    go in a frame of their own, and so do the scores of the prompt, beside which a message may
+    have no room for tokens. If there is nothing new, nothing is sent: lost messages must not
+    breed more messages."""
     if position >= sequence.generated_count and sequence.phase is not Phase.DONE:
         return
     end = min(sequence.generated_count, position + desk.limits.resend_tokens_max)
@@ -77,7 +77,7 @@ def _frame(
 
 
 def packed_scores(scores: Iterable[TokenScores]) -> TopLogprobs:
-    """Scores of successive runs of tokens, as one."""
+    """The scores of consecutive tokens, joined."""
     runs = list(scores)
     return TopLogprobs(
         chosen=b"".join(run.chosen for run in runs),
@@ -88,8 +88,8 @@ def packed_scores(scores: Iterable[TokenScores]) -> TopLogprobs:
 
 
 def unpacked_scores(scores: TopLogprobs | None, tokens_max: int) -> list[TokenScores]:
-    """The reverse, for each token by itself. Raises ``Malformed`` when that does not add up, or
-    they are of more than ``tokens_max``."""
+    """The reverse of ``packed_scores``, one entry per token. Raises ``Malformed`` when the sizes
+    do not match, or when there are scores of more than ``tokens_max`` tokens."""
     if scores is None:
         return []
     count, row_bytes = len(scores.chosen) // 4, 4 * scores.width
@@ -108,7 +108,7 @@ def unpacked_scores(scores: TopLogprobs | None, tokens_max: int) -> list[TokenSc
 
 
 def flush(desk: Desk, lines: Iterable[Line]) -> None:
-    """Send what was produced since."""
+    """Send the frames that were added to ``lines``."""
     for line in lines:
         frames, line.frames = line.frames, []
         for part in _parts(frames, desk.limits.frames_bytes_max):
@@ -117,7 +117,7 @@ def flush(desk: Desk, lines: Iterable[Line]) -> None:
 
 
 def _parts(frames: list[Frame], bytes_max: int) -> Iterator[list[Frame]]:
-    """``frames`` in their order, as few lists as each fit into a message."""
+    """``frames`` in their order, in as few lists as fit into a message each."""
     part: list[Frame] = []
     part_bytes = 0
     for frame in frames:
@@ -149,10 +149,10 @@ def _bytes_of(scores: TopLogprobs) -> int:
 
 
 def beat(desk: Desk) -> None:
-    """Let gateways that wait, or did until just now, hear the last counter again."""
+    """Send the last counter again to gateways that wait for a sequence, or did until just now."""
     for line in desk.lines.values():
         if line.frames or line.last_ms + desk.limits.beat_ms > desk.now:
-            continue  # those frames are sent when it goes on
+            continue  # frames were sent lately, or ``go_on`` sends them
         if line.live_count:
             _send(desk, line, [])
         elif line.beats_left:

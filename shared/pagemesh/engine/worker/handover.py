@@ -1,4 +1,4 @@
-"""From prefill to decode by ticket, seen from either side.
+"""Handover from prefill to decode by ticket, both sides of it.
 
     prefill                         pager                       decode
       | Offer(lease, ticket) -------->|
@@ -8,11 +8,11 @@
       |                               |<------------------- Redeem |
       |<----------- TicketClosed      | Granted ------------------>|
 
-While a sequence is offered nobody computes it. Whoever holds the ticket redeems or cancels
-it, and only who has the lease goes on: decode once it has redeemed it, prefill once it has
-withdrawn it (or when decode surely never had it). A pager that began anew may not know
-whose a ticket was, so whoever cannot tell gives the attempt up, and the gateway makes
-another: two that went on with one attempt would mix two answers.
+While a sequence is offered, nobody computes it. The holder of the ticket redeems or cancels it,
+and only the holder of the lease continues the sequence: decode once it has redeemed the ticket,
+prefill once it has withdrawn it (or when decode certainly never had it). A restarted pager may not
+know who redeemed a ticket. A worker that cannot tell gives the attempt up, and the gateway makes
+another: if two workers continued one attempt, they would mix two answers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Accepted, Attach
 
 _BUSY_OFFERS_MAX = 3
-"""Offers that find no room for a ticket, before a sequence goes on where it is."""
+"""Offers refused for lack of room for a ticket before a sequence stays where it is."""
 
 # Prefill's side -----------------------------------------------------------------------------
 
 
 def route(desk: Desk, sequence: Sequence) -> None:
-    """The first token is out: on to the decode worker, or go on here."""
+    """After the first token: hand the sequence over to its decode worker, or keep it here."""
     decode = sequence.decode
     here = decode is None or decode == desk.identity.name or decode in desk.lost_workers
     if here or not desk.role.hand_over:
@@ -50,13 +50,13 @@ def route(desk: Desk, sequence: Sequence) -> None:
 
 
 def keep(desk: Desk, sequence: Sequence) -> None:
-    """Go on here, for good."""
+    """Continue the sequence here, for good."""
     sequence.decode = sequence.ticket = None
     desk.move(sequence, Phase.DECODE)
 
 
 def push(desk: Desk, sequence: Sequence) -> None:
-    """Try again what was not answered, when its time has come."""
+    """Repeat the call of the current phase if it was not answered and it is time."""
     if sequence.calling or sequence.retry_ms > desk.now:
         return
     match sequence.phase:
@@ -129,8 +129,8 @@ def _offer_answered(
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
         case Refused() if unanswered(message) or ticket.tries > 1:
-            # The lease may be the ticket's by now, or soon, by an offer that comes late; and
-            # what ends a ticket frees its pages at once. Go on here, with others.
+            # The lease may belong to the ticket by now, or soon, if an offer arrives late; and
+            # the end of a ticket frees its pages at once. Go on here, with other pages.
             sequence.decode = None
             leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
             admission.revoked(desk, lease, "stale")
@@ -190,7 +190,7 @@ def _attach_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
             else:
                 _pause(desk, sequence, message)
         case _:
-            # It does not have it; unless it took it at a try that was not answered.
+            # Decode does not have the sequence, unless it took it at an unanswered try.
             ticket.refused = ticket.tries == 1
             ticket.tries = desk.limits.attach_tries_max
             if ticket.expired:
@@ -239,15 +239,15 @@ def _withdraw_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: 
 
 
 def _expired(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
-    """Nobody holds the pages any more. When decode is known not to have it, go on here;
-    otherwise only a new attempt is sure not to be a second one at the same."""
+    """Nobody holds the pages any more. If decode cannot have the sequence, continue it here.
+    Otherwise fail it: decode may be continuing this attempt, so the gateway has to make another."""
     assert ticket.handle is not None
     leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
     _close(desk, ticket.ticket)
     if ticket.refused:
         sequence.ticket = sequence.decode = None
         sequence.is_again = True
-        sequence.calling = False  # a withdrawal may be open: it is of no interest any more
+        sequence.calling = False  # a withdrawal may be open; its answer no longer matters
         sequence.retry_ms = desk.now
         desk.move(sequence, Phase.WAITING)
         admission.ask(desk, sequence)
@@ -288,7 +288,8 @@ def taken_back(desk: Desk, lease: Lease) -> None:
 
 
 def forget_old_offers(desk: Desk) -> None:
-    """A ticket of a sequence that decode has is closed by now, heard of or not."""
+    """Forget offers of sequences that ended long ago: their tickets are closed by now, even if
+    no notice said so."""
     for name, offer in list(desk.offers.items()):
         if offer.sequence.ended:
             if offer.sequence.ended_ms + 2 * desk.limits.ticket_ttl_ms < desk.now:
@@ -299,7 +300,7 @@ def forget_old_offers(desk: Desk) -> None:
 
 
 def redeem(desk: Desk, sequence: Sequence) -> None:
-    """Turn the ticket into pages."""
+    """Exchange the ticket for its lease."""
     ticket = sequence.ticket
     assert ticket is not None and ticket.handle is not None
     if not desk.may_ask:
@@ -334,12 +335,12 @@ def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
         case Granted():
             _redeemed(desk, sequence, ticket, message)
         case Refused(code="Gone"):
-            sequence.ticket = None  # somebody else has it in hand
+            sequence.ticket = None  # somebody else has withdrawn, cancelled or redeemed it
             ending.abort(desk, sequence)
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
         case Refused(code="Stale") if not ticket.doubted:  # and not ``TicketOver``
-            # Perhaps only our session is over: in a new one the ticket may stand.
+            # Perhaps only our session is over, and in a new one the ticket is still good.
             ticket.doubted = desk.session_doubted = True
             _pause(desk, sequence, message)
         case _:
@@ -355,7 +356,7 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
         admission.enter(desk, sequence)
         admission.extend(desk, sequence)
         if sequence.beams is not None:
-            frames.tell(desk, sequence, 0)  # nothing comes for long: who has it now
+            frames.tell(desk, sequence, 0)  # no token comes for long: say who has it now
         return
     if lease is not None:
         sequence.lease = None
@@ -366,7 +367,7 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
 
 
 def _admit_instead(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
-    """The sequence is ours, but the lease has ended already; the tokens are there."""
+    """The sequence is ours, but its lease has already ended: ask for pages for its tokens."""
     assert ticket.handle is not None
     leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
     sequence.ticket = None

@@ -1,4 +1,4 @@
-"""A worker's account of what it holds, for whoever compares it with the pager's."""
+"""A worker's report of the leases it holds, to be compared with the pager's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATES: dict[Hold, Literal["held", "offered", "releasing", "lost"]] = {
 
 
 def report(desk: Desk) -> WorkerReport:
-    """Every lease, as it is right now. Traces are known to whoever keeps the spans."""
+    """Every lease, as of now. ``SequenceSpans.with_traces`` adds the trace ids."""
     return WorkerReport(
         worker=desk.identity.name,
         incarnation=desk.identity.incarnation,
@@ -38,8 +38,9 @@ def report(desk: Desk) -> WorkerReport:
 
 
 def _pages_max(desk: Desk, lease: Lease) -> int:
-    """What may have been asked for, though the answer is not here: what its sequence would ask for
-    now, which only grows. A search asks for more and for less as it goes."""
+    """Pages that were perhaps asked for, although the answer is not here yet: what the sequence
+    would ask for now, which only grows. 0 (not said) for a beam search, whose needs go up and
+    down, and for a lease that no live sequence holds."""
     sequence = desk.live.get(lease.key)
     if sequence is None or sequence.lease is not lease or sequence.beams is not None:
         return 0

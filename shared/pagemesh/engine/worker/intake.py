@@ -1,4 +1,4 @@
-"""What gateways and peers ask: submit, attach, abort, send again."""
+"""Requests of gateways and other workers: submit, attach, abort, resend."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Intake:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._aborted: dict[tuple[str, int | None], tuple[int, float]] = {}
-        """Highest aborted attempt of (request, choice; None: all), and until when we
-        remember it."""
+        """By (request, choice; None: all choices), the highest aborted attempt and until when
+        it is remembered."""
         self._lost: dict[Owner, float] = {}
-        """Lives of gateways that are over, and until when we remember it."""
+        """Gateway incarnations that are gone, and until when each is remembered."""
         self.draining = False
 
     # Questions ------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Intake:
         return self._accepted(), [sequence]
 
     def abort(self, message: Abort) -> Message:
-        """Stop what there is, and what still comes late."""
+        """Abort the sequences that are here, and refuse those that come late."""
         limits, place = self._desk.limits, (message.request, message.choice)
         known = self._aborted.pop(place, (0, 0.0))[0]
         if len(self._aborted) >= limits.aborts_max:
@@ -107,13 +107,13 @@ class Intake:
             raise Gone("the sequence is not here (any more)")
         frames.tell_again(self._desk, sequence, message.position)
         if sequence.phase is Phase.HANDED:
-            # What was drawn here is sent again, but whether it goes on only decode knows.
+            # Tokens drawn here are sent again, but only decode knows what comes after them.
             raise Gone("the sequence went on elsewhere")
         return Ok()
 
     def lose(self, owner: Owner) -> None:
-        """Nobody waits there any more. What another worker hands over may still come late,
-        and would be computed for nobody; a submit says that the gateway is back."""
+        """That gateway is gone. Other workers may still hand over its sequences, which would be
+        computed for nobody: refuse them. A ``Submit`` shows that the gateway is back."""
         self._lost.pop(owner, None)
         if len(self._lost) >= self._desk.limits.gateways_max:
             del self._lost[next(iter(self._lost))]
@@ -149,14 +149,14 @@ class Intake:
         return Accepted(worker=identity.name, incarnation=identity.incarnation)
 
     def _require_same_weights(self, message: Submit | Attach) -> None:
-        """A worker is found by its name, and who answers to that may have been replaced by a later
-        version a moment ago. Pages of the sequence's tree are not ours to read then, nor to write:
-        what we computed would be served to those who have the right weights."""
+        """Raises ``Stale`` for a message that is meant for other weights. Workers are addressed by
+        name, and this one may have just replaced another of its name. It must not read pages of
+        the sequence's tree, nor write any: workers with the right weights would serve them."""
         if message.model_root != self._desk.identity.model_root:
             raise Stale("another model is served here by now: route the request anew")
 
     def _over(self, key: SequenceKey) -> bool:
-        """Whether this attempt was aborted, or a newer one has come before it."""
+        """Whether this attempt was aborted, or a newer one arrived before it."""
         for place in ((key.request, None), (key.request, key.choice)):
             if place in self._aborted and self._aborted[place][0] >= key.attempt:
                 return True
@@ -251,7 +251,7 @@ class Intake:
         )
 
     def _start(self, sequence: Sequence) -> None:
-        """From now on it is ours; an older attempt at the same choice is not wanted."""
+        """Register the sequence, and abort an older attempt at the same choice."""
         desk = self._desk
         older = desk.latest.get((sequence.key.request, sequence.key.choice))
         if older is not None and not older.ended:
@@ -284,7 +284,7 @@ def _group(fresh: list[Sequence]) -> None:
 
 
 def _finished_before(desk: Desk, sequence: Sequence) -> None:
-    """A choice that was complete before it came here."""
+    """End a choice that was already complete when it arrived."""
     count = sequence.generated_count
     if not count:
         return

@@ -42,9 +42,9 @@ _REASONS = frozenset({"preempted", "session_expired", "ticket_expired", "stale",
 
 
 def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:
-    """Forward passes are over."""
+    """Forward passes have ended."""
     for plan, result in steps:
-        # Of a row whose lease had ended nothing was computed, or for nothing: it is left out.
+        # Revoked rows are left out: nothing was computed for them, or in vain.
         pairs = zip(plan.rows, result.rows, strict=True)
         rows = [row for row, outcome in pairs if not outcome.revoked]
         for step_us in result.took_us if rows else ():
@@ -63,7 +63,7 @@ def preempted(event: Preempted) -> None:
 
 
 def sequence_ended(facts: SequenceFacts) -> None:
-    """A sequence ended here, or went on elsewhere."""
+    """A sequence ended here, or was handed over."""
     _ended.labels(facts.finish or "handed").inc()
     _prompt.inc(facts.prompt_tokens)
     _cached.inc(facts.cached_tokens)
@@ -72,7 +72,7 @@ def sequence_ended(facts: SequenceFacts) -> None:
 
 
 def loaded(load: Load) -> None:
-    """What the scheduler holds now."""
+    """The scheduler's current load."""
     _running.set(load.running_count)
     _waiting.set(load.waiting_count)
     _waiting_tokens.set(load.waiting_tokens)

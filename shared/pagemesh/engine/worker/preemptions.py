@@ -1,5 +1,6 @@
-"""Warns people of sequences that lost their pages, with what helps. Under pressure there are dozens
-a second, alike but for their names: after one of a reason the others are counted for a while."""
+"""Logs a warning, with a remedy, when a sequence loses its pages. Under memory pressure there are
+dozens a second that differ only in the request: once one is logged, others with the same reason are
+only counted for ``PERIOD_US``."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _log = get_logger(__name__)
 
 
 def remedy(reason: str) -> str:
-    """What helps against a sequence's losing its pages, for people."""
+    """Advice to operators whose sequences lose their pages for ``reason``."""
     match reason:
         case "preempted":
             return "raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX"
@@ -24,11 +25,12 @@ def remedy(reason: str) -> str:
 class Preemptions:
     def __init__(self) -> None:
         self._told_us: dict[str, int] = {}
-        """By reason, when it was told last."""
+        """When each reason was last logged."""
         self._untold: dict[str, int] = {}
 
     def heard(self, event: Preempted, now_us: int) -> None:
-        """``untold``: so many before it, of its reason, were not in the log."""
+        """Log or count ``event``. ``untold`` in the log: how many before it, with the same reason,
+        were only counted."""
         told_us = self._told_us.get(event.reason)
         if told_us is not None and now_us - told_us < PERIOD_US:
             self._untold[event.reason] = self._untold.get(event.reason, 0) + 1

@@ -1,4 +1,4 @@
-"""How far the loading of a model is, for the log."""
+"""Logs the progress of loading a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = get_logger(__name__)
 
 
 def logged_progress() -> Progress:
-    """At most one line a period, and none for what is quick."""
+    """Logs at most one line per period, and none if loading is quick."""
     due = time.monotonic() + _PERIOD_S
 
     def report(stage: str, done_bytes: int, total_bytes: int) -> None:

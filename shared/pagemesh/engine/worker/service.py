@@ -58,27 +58,27 @@ from pagemesh.wire.presence import Announce, Load, State
 
 DELIVERY_COUNT_MAX = 4_096
 _DRAIN_SHARE = 2 / 3
-"""Of the time to stop: for sequences to finish. Then they are given up, and half of the rest is
-for pages to be given back to a pager that may be gone."""
+"""Share of the time to stop in which sequences may finish. They are then given up, and half of
+the rest is for giving pages back to a pager that may be gone."""
 _LEAVE_MS_MAX = 5_500
-"""What the pager may take to have pages moved that it wants to keep."""
+"""How long the pager may take to have the pages moved that it wants to keep."""
 _END_MS = 500
-"""Of the time to stop: for the rest."""
+"""Part of the time to stop that is kept for everything after that."""
 _BUSY_MS = 50
 _ONE_LIFE = CrashLimit(crash_count_max=1)
 _log = get_logger(__name__)
 
 
 async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> None:
-    """Serve until ``stop``, then drain. Raises ``ConfigError`` for what no restart mends. A model
-    that is being loaded then is not waited for: the process ends."""
+    """Serve until ``stop``, then drain. Raises ``ConfigError`` for what a restart cannot fix. If
+    the model is still being loaded at ``stop``, the process ends without waiting for it."""
     if not await _serve(config, stop, role):
         _log.info("service.stopped", why="before its model was loaded")
-        os._exit(EXIT_OK)  # Python would wait for the thread that loads
+        os._exit(EXIT_OK)  # Python would wait for the loading thread
 
 
 async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
-    """False: it was to stop before there was a model."""
+    """False: it was stopped before the model was loaded."""
     config.worker.check_supported()
     name, incarnation = config.host.name, new_incarnation()
     async with contextlib.AsyncExitStack() as stack:
@@ -106,13 +106,13 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
             await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
         finally:
             if worker.computes:
-                held.pop_all()  # what the step writes to stays ours until the process has ended
+                held.pop_all()  # keep the lock: the step may write to pages until the process ends
                 stop.end_hard()
     return True
 
 
 class Worker:
-    """The parts of one worker, joined."""
+    """Puts the parts of one worker together."""
 
     def __init__(
         self, config: ServiceConfig, role: RoleSettings, bus: Bus, incarnation: int
@@ -138,7 +138,7 @@ class Worker:
 
     @property
     def computes(self) -> bool:
-        """Once ``serve`` has raised: a step goes on, which ends with the process at the latest."""
+        """Whether a step still runs after ``serve`` has raised; it ends with the process at last."""
         return self._stepper is not None and not self._stepper.is_closed
 
     async def serve(
@@ -153,14 +153,14 @@ class Worker:
         self._model, self._lock, self._cores = engine.model, lock, turns.cores
         self._core = self._make_core(engine.model, lock.path.stem)
         actor = self._actor = self._make_actor(self._core, engine, box, turns)
-        # What was heard while the model loaded: the pager, above all.
+        # The pager may have announced itself while the model was loading.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
         assert self._stepper is not None
         try:
             await self._work(actor, stop)
             await self._stepper.close()
-        except BaseException:  # crashed, or cut off
+        except BaseException:  # crashed or cancelled
             self._ticks.stop()
             await self._stepper.abandon()
             raise
@@ -196,7 +196,7 @@ class Worker:
             _log.warning("worker.not_drained", reason="the pager does not answer")
 
     async def _leave(self) -> None:
-        """Move pages, if the pager wants to keep them elsewhere, before nobody does."""
+        """Let the pager have pages moved that it wants to keep, while this process can move them."""
         host = self._config.host
         message = Leave(worker=host.name, incarnation=self._incarnation)
         gone_ms = int(1_000 * (time.monotonic() - self._drain_s))
@@ -251,7 +251,7 @@ class Worker:
         )  # fmt: skip
         behaviour = WorkerBehaviour(around, core, executor, spans)
         self._stepper = behaviour.stepper
-        # Deliveries are refused far earlier, so that answers always find room.
+        # Deliveries are refused long before the inbox is full, so answers always find room.
         return Actor(
             f"worker {host.name}",
             lambda: behaviour,
@@ -262,18 +262,18 @@ class Worker:
     # What comes in --------------------------------------------------------------------------
 
     def _tell(self, event: Input) -> None:
-        """Into the inbox, unless the worker is leaving. Raises ``Busy``: a bug, since there
+        """Put ``event`` into the inbox, unless the worker is leaving. ``Busy`` would be a bug: there
         is room for every answer that can come."""
         if self._actor is not None:
             with contextlib.suppress(Absent):
                 self._actor.admit(event)
 
     def pool_discarded(self) -> None:
-        """Called on the thread of the box."""
+        """Called on the thread of the ``MemoryBox``."""
         self._loop.call_soon_threadsafe(self._tell, PoolDiscarded())
 
     def _admit_delivery(self, delivery: Delivery) -> None:
-        """Called by the bus; what it raises is the answer."""
+        """Called by the bus, which answers with what this raises."""
         assert self._actor is not None
         if self._actor.statistics().queued_count >= DELIVERY_COUNT_MAX:
             raise Busy(f"{DELIVERY_COUNT_MAX} messages wait already", retry_after_ms=_BUSY_MS)
@@ -293,7 +293,8 @@ class Worker:
         self.presence.announce_soon()
 
     def _heard(self, change: Change) -> None:
-        """Presence: only what concerns the core, and the pager only when it is another."""
+        """Pass changes of presence on to the core if they concern it, the pager's only if it has
+        another epoch."""
         match change:
             case Joined(announce) | Changed(announce) if self._is_our_pager(announce):
                 again = isinstance(change, Changed) and announce.epoch == self._pager_epoch
@@ -335,13 +336,13 @@ class Worker:
     def _state(self) -> State:
         if self._draining:
             return "draining"
-        # A pool may take a device a while to make ready; until then steps would wait for that.
+        # A device may take a while to prepare a pool, and steps would wait for that.
         is_ready = self._core is not None and self._core.ready and self._pool_pages > 0
         return "ready" if is_ready else "starting"
 
 
 async def _ended_before(loading: asyncio.Future[Engine], stop: Stop) -> bool:
-    """Whether the model was loaded, or is not to be had, before ``stop``."""
+    """Whether loading ended, successfully or not, before ``stop``."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -355,8 +356,8 @@ def _end_hung() -> None:
 
 
 def _end_process(why: str, advice: str) -> None:
-    """At once: to end in order would mean to wait for the step. The process's lock is freed, and
-    requests go on elsewhere, or when it was started again."""
+    """End at once: an orderly end would wait for the step. This frees the process's lock, and its
+    requests go on elsewhere, or here after a restart."""
     _log.critical(why, next=f"the process ends, so that it can be started again; {advice}")
     os._exit(EXIT_CRASHED)
 
@@ -372,10 +373,10 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
 
 
 def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
-    """Taken with the other workers of the pool folder, unless so few threads were asked for that
-    another worker's as many have cores of their own.
-    The bits of torch's own products depend on the threads, those of the native kernels do not.
-    A GPU's worker needs one, and no turns."""
+    """Turns with the other workers of the pool folder. None if at most half of the cores were asked
+    for, since another worker with as many threads then has cores of its own; nor for deterministic
+    answers without the native kernels, since the bits of torch's products depend on the threads.
+    A GPU's worker needs one thread and no turns."""
     if config.device == "cuda":
         return NoTurns(config.thread_count or 1)
     cores, thread_count = os.sched_getaffinity(0), bounded_threads(config.thread_count)
@@ -388,7 +389,7 @@ def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
 def _load(config: WorkerConfig) -> Engine:
     """Blocks for as long as loading takes; progress goes to the log."""
     began = time.monotonic()
-    # Torch itself has a thread for each core, whatever time a quota leaves them.
+    # By default torch has a thread for each core, even if a quota allows less CPU time.
     torch.set_num_threads(min(torch.get_num_threads(), usable_cores().thread_count))
     config = with_types(config)
     engine = open_engine(config, logged_progress())

@@ -30,7 +30,7 @@ class RoleSettings:
 
     role: Literal["prefill", "decode"]
     hand_over: bool
-    """After its first token, hand a sequence over to the decode worker that its ``Submit`` names."""
+    """After its first token, hand a sequence over to the decode worker its ``Submit`` names."""
     step_tokens_max: int
     """Prompt tokens computed in one step, over all rows."""
     chunk_tokens_max: int

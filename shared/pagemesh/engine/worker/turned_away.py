@@ -1,5 +1,5 @@
-"""Says in the log why a worker has no session with a pager. It asks for one for ever, since the
-pager may be started yet, or again: nobody else would know what it waits for."""
+"""Logs why a worker has no session with a pager. The worker keeps asking for one for ever, since a
+pager may be started or restarted later; without the log nobody would know what it waits for."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.messages import Message, Refused
 
 SILENT_US = 10_000_000
-"""A pager that is being started, or started again, takes less."""
+"""Silence that is not logged yet: a pager that is being started or restarted takes less."""
 _OWN_FAULTS = frozenset({"Stale", "Malformed"})
-"""The pool is another one than this worker's model and settings want."""
+"""Refusals because the pool does not fit this worker's model and settings."""
 _UNANSWERED = frozenset({"Absent", "DeadlineExceeded", "Disconnected"})
 _log = get_logger(__name__)
 
 
 class TurnedAway:
-    """``host``: whose pager it asks."""
+    """``host``: the host whose pager is asked."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -23,7 +23,8 @@ class TurnedAway:
         self._told = ""
 
     def heard(self, answer: Message, now_us: int) -> None:
-        """What came of asking for a session. Each reason is told once, until there is a session."""
+        """Take the answer to an ``OpenSession``. A reason is logged once, until it changes or
+        there is a session."""
         if not isinstance(answer, Refused):
             self._since_us, self._told = None, ""
             return

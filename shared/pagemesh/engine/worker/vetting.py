@@ -1,6 +1,7 @@
-"""What a message must be like for this model, beyond what its type says.
+"""Checks of messages against the served model, beyond what their types enforce.
 
-An id outside the vocabulary would crash a step that others share, so it is refused at the door.
+An id outside the vocabulary would crash a step that other sequences share, so it is refused on
+arrival.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from pagemesh.wire.work_messages import Attach, Submit
 
 _ID_BYTES, _CHOSEN_BYTES, _ALTERNATIVE_BYTES = 4, 4, 8
 _SPARE_BYTES = 64 << 10
-"""For everything else that a message of frames may hold."""
+"""For everything else in a message of frames."""
 
 
 def vet(
     message: Message, *, vocab_tokens: int, message_bytes_max: int, output_bytes_max: int
 ) -> None:
-    """Raises ``Malformed``, naming the field, for token ids outside of the vocabulary, and
-    ``NoCapacity`` for prompt scores that no message could carry back, or that are together more
-    than half of ``output_bytes_max``, which is what may wait to be sent, and than a message."""
+    """Raises ``Malformed``, naming the field, for token ids outside the vocabulary and for beam
+    searches that cannot be run. Raises ``NoCapacity`` for a prompt's scores or a search's answer
+    that would not fit into one message, and for prompt scores of all choices that together exceed
+    both a message and half of ``output_bytes_max``, the most that may wait to be sent."""
     match message:
         case Submit():
             _vet_scores(message, message_bytes_max, output_bytes_max)
@@ -36,7 +38,7 @@ def vet(
 
 
 def keys_of(message: Submit | Attach) -> list[SequenceKey]:
-    """The sequences that ``message`` brings."""
+    """The keys of the sequences in ``message``."""
     if isinstance(message, Attach):
         return [message.key]
     return [
@@ -46,8 +48,8 @@ def keys_of(message: Submit | Attach) -> list[SequenceKey]:
 
 
 def _vet_scores(message: Submit, message_bytes_max: int, output_bytes_max: int) -> None:
-    """All choices of a request get the prompt's scores: each in a message of its own where they
-    are large, but all at the same time. What the connection did not take would be lost."""
+    """Every choice of a request gets the prompt's scores: in a message of its own if they are
+    large, but all at the same time. What exceeds the connection's buffer would be lost."""
     if not message.prompt_logprobs:
         return
     width = max(message.sampling.logprobs or 0, 0)
@@ -67,7 +69,7 @@ def _vet_scores(message: Submit, message_bytes_max: int, output_bytes_max: int) 
 
 
 def _vet_beams(message: Submit, message_bytes_max: int) -> None:
-    """A search is one sequence from its beginning, and its answer is one message."""
+    """A beam search is one sequence that starts at the prompt, and its answer is one message."""
     sampling = message.sampling
     beams = sampling.beams
     if beams is None:

@@ -1,18 +1,18 @@
-"""Whether a step has hung. The thread that computes it cannot be stopped from outside, while the
-event loop beside it goes on beating, so that nobody else would see it."""
+"""Detects a hung step. The step thread cannot be stopped from outside, and the event loop keeps
+giving signs of life meanwhile, so that nobody else would notice."""
 
 from __future__ import annotations
 
 LEAST_US = 60_000_000
 LONGEST_TIMES = 100
-"""Later steps may take so many times the longest before, but at least ``LEAST_US``."""
+"""A step may take this many times as long as the longest before it, and at least ``LEAST_US``."""
 LOOK_US_MAX = 1_000_000
-"""Of the time between two looks no more counts: the whole process may have stood still."""
+"""At most this much of the time between two checks counts: the process may have been stopped."""
 
 
 class StepWatch:
-    """Looked through at every tick. ``most_us``: what any step may take, so that its requests
-    have time left to go on elsewhere; and what a step may take before one has ended, since
+    """Checked at every tick. ``most_us``: the longest that any step may take, so that its requests
+    have time left to go on elsewhere. Until a first step has ended it is the only limit, since
     kernels may have to be compiled."""
 
     def __init__(self, most_us: int) -> None:
@@ -22,8 +22,8 @@ class StepWatch:
         self._looked_us = 0
 
     def is_hung(self, begun: int, *, computing: bool, longest_us: int, now_us: int) -> bool:
-        """Whether the step at hand has taken longer than any should. ``begun``: steps that have
-        begun so far; ``longest_us``: the longest of those that have ended, 0 for none."""
+        """Whether the running step has taken longer than any should. ``begun``: how many steps
+        have begun so far; ``longest_us``: the longest of those that have ended, 0 if none has."""
         if not computing or begun != self._begun:
             self._spent_us = 0
         else:
