@@ -4,8 +4,8 @@
                                          ^            |
                                          +--- step thread <-- plans
 
-One life only: a core that crashed may have left pages that its process still writes to, so
-the process ends with it, its lock is freed, and the pager takes its pages back.
+It is never restarted within the process: after a crash of the core the process may still write to
+pages. So the process ends, which frees its lock, and the pager takes the pages back.
 """
 
 from __future__ import annotations
@@ -62,22 +62,24 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The step thread or a call raised what is no fault: nothing it would do next could be
-    trusted, and what waits for it would wait for ever."""
+    """The step thread or a call raised something unexpected: nothing it would do next could be
+    trusted, and whatever waits for it would wait for ever."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRefused:
-    """The pager can never give this worker its first pool: the setting it names is wrong."""
+    """The pager can never give this worker a first pool: a setting is wrong, which ``error``
+    names."""
 
     error: ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDiscarded:
-    """The pager is about to have another pool made, and there may be no room for both."""
+    """The pager has discarded the pool and is about to have another made; there may be no room
+    for both."""
 
 
 Input = Delivery | Event | StepsDone | Crashed | PoolRefused | PoolDiscarded
@@ -85,7 +87,7 @@ Input = Delivery | Event | StepsDone | Crashed | PoolRefused | PoolDiscarded
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the actor works with, and whom it tells."""
+    """What the actor works with, and its callbacks."""
 
     bus: Bus
     clock: Clock
@@ -95,21 +97,20 @@ class Surroundings:
     vocab_tokens: int
     turns: Turns
     step_us_max: int
-    """What a step may take."""
+    """The longest that a step may take."""
     stream_ms: int
-    """Tokens are reported at most this often, while nobody joins."""
+    """The time between two reports of tokens of a run, unless the run ends."""
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
-    """Steps can run over the pool in use, which has so many pages; 0: over none, until one that
-    was made anew is mapped."""
+    """Steps can now run over a pool with this many pages; 0: over none, until another is mapped."""
     on_state: Callable[[], None]
     """The core's readiness or load has changed."""
     on_drained: Callable[[], None]
     on_patience: Callable[[], None]
     """The core may want its next tick sooner."""
     on_hung: Callable[[], None]
-    """A step will not end, nor will whatever waits for its thread."""
+    """A step has hung, and with it whatever waits for its thread."""
 
 
 class WorkerBehaviour(Behaviour[Input]):
@@ -127,10 +128,10 @@ class WorkerBehaviour(Behaviour[Input]):
         self._spans = spans
         self._calls: set[asyncio.Task[None]] = set()
         self._waiting: dict[int, Delivery] = {}
-        """Deliveries that the core has not answered yet, by the number it knows them by."""
+        """Deliveries that the core has not answered yet, by their number in the core."""
         self._next_delivery = 1
         self._heard = False
-        """The core took something since it last went on."""
+        """The core has taken events since the last ``go_on``."""
         self._was_ready = False
         self._told, self._told_us = Load(), 0
         self.stepper = Stepper(
@@ -147,13 +148,13 @@ class WorkerBehaviour(Behaviour[Input]):
         self._pool: SessionOpened | None = None
         """The one to be used."""
         self._refused_why = ""
-        """What the log says of a pool that is not to be had."""
+        """Why the pager refuses a pool, as last logged."""
         self._turned_away = TurnedAway(around.host)
         self._preemptions = Preemptions()
 
     async def handle(self, event: Input) -> None:
-        """Raises whatever crashed the core or the step thread, and ``ConfigError`` when no
-        pool is to be had."""
+        """Raises whatever crashed the core or the step thread, and ``ConfigError`` when there can
+        never be a pool."""
         around = self._around
         match event:
             case Delivery():
@@ -175,7 +176,7 @@ class WorkerBehaviour(Behaviour[Input]):
             around.on_state()
 
     def _tell_load(self) -> None:
-        """Others hear of a load that changed a few times a second, not at every tick."""
+        """Announce a load that has changed a few times a second, not at every tick."""
         now_us, load = self._around.clock.now_us(), self._core.load
         measures.loaded(load)
         if load != self._told and now_us - self._told_us >= _LOAD_PERIOD_US:
@@ -188,7 +189,7 @@ class WorkerBehaviour(Behaviour[Input]):
         self.stepper.use_pool(opened)
 
     def _pool_mapped(self, opened: SessionOpened) -> None:
-        if opened is self._pool:  # or another was named meanwhile
+        if opened is self._pool:  # otherwise another was named meanwhile
             self._around.on_pool(opened.page_count)
 
     def _pool_missing(self, opened: SessionOpened) -> None:
@@ -198,8 +199,8 @@ class WorkerBehaviour(Behaviour[Input]):
         self._around.admit(PoolMissing(opened.pool_incarnation))
 
     async def end(self) -> None:
-        """Give up open calls, begin no further step. ``stepper`` is closed by whoever knows how
-        long the one that runs may be waited for."""
+        """Give up open calls and begin no further step. The owner closes ``stepper``: it knows how
+        long the running step may be waited for."""
         self.stepper.stop()
         for task in self._calls:
             task.cancel()
@@ -231,12 +232,12 @@ class WorkerBehaviour(Behaviour[Input]):
             self._waiting[call] = delivery
         self._feed(Received(call, message), message)
         if isinstance(message, Submit | Attach):
-            # What is asked again may have ended meanwhile: nothing would end its span.
+            # A sequence that is submitted again may have ended: nothing would end its span.
             self._spans.drop(key for key in keys_of(message) if not self._core.lives(key))
 
     def _check_place(self, message: Message, subject: str) -> None:
-        """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came
-        on the wrong one."""
+        """Inspection has a subject of its own, for users who may do nothing else. Raises
+        ``Malformed`` for a message on the wrong subject."""
         looks = isinstance(message, InspectWorker)
         if looks != (subject == subjects.worker_report(self._around.name)):
             raise Malformed("InspectWorker, and nothing else, goes to a worker's inspect subject")
@@ -250,8 +251,9 @@ class WorkerBehaviour(Behaviour[Input]):
         self._perform_all(self._core.take(event, self._around.clock.now_us() / 1_000), asked)
 
     def _steps_done(self, event: StepsDone) -> None:
-        """First tokens leave before what is noted of them; all else may end their spans, be it
-        that pages are given back before them."""
+        """Frames with first tokens are sent before spans are updated, if they are the first
+        commands. All other commands may end spans, so they come after the update, and so do
+        frames that must follow a release of pages."""
         at_us = self._around.clock.now_us()
         results = tuple(result for _, result in event.steps)
         finished = StepsFinished(results, event.goes_on, event.readers)
@@ -267,8 +269,8 @@ class WorkerBehaviour(Behaviour[Input]):
         measures.steps_ended(event.steps)
 
     def _go_on(self) -> None:
-        """After a step at once; otherwise when all that came together was heard, so that who was
-        let in together is computed together."""
+        """Called at once after a step; otherwise once all events that came together were taken,
+        so that sequences admitted together are computed together."""
         self._heard = False
         self._perform_all(self._core.go_on())
         self._around.on_patience()
@@ -320,7 +322,7 @@ class WorkerBehaviour(Behaviour[Input]):
             _log.debug("worker.frames_lost", gateway=command.gateway, code=fault.code)
 
     def _call(self, subject: str, command: CallPager | CallWorker) -> None:
-        """Ask at once. The answer, which may be a refusal, comes into the inbox."""
+        """Send the call at once. The answer, which may be a refusal, comes into the inbox."""
         around, message = self._around, self._spans.declared(command.message)
         span = self._spans.call(message, around.clock.now_us())
         headers = {trace.TRACEPARENT: span.context.traceparent} if span is not None else None
@@ -366,8 +368,8 @@ class WorkerBehaviour(Behaviour[Input]):
             around.admit(PeerAnswered(command.call_id, answer))
 
     def _pool_refused(self, why: str) -> None:
-        """What was right for one pool is wrong for the next because of others, who fill a device or
-        a disk, and may become right again."""
+        """Settings are wrong only if there never was a pool. If they were good for an earlier one,
+        others have filled a device or a disk since, and may free it again."""
         if self._pool is None:
             self._around.admit(PoolRefused(ConfigError(why)))
         elif why != self._refused_why:

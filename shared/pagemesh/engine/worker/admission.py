@@ -1,4 +1,4 @@
-"""Pages for sequences: ask for them, ask for more, commit what is full, lose them."""
+"""Pages for sequences: ask for them, ask for more, commit full ones, lose them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pagemesh.wire.tokens import pack, unpack_extents
 
 
 def reserve(desk: Desk, sequence: Sequence) -> int:
-    """Slots to ask for: the tokens so far and a growth watermark, as far as it can be used."""
+    """Slots to ask for: the tokens so far, and room to grow as far as the sequence can use it."""
     length = sequence.tokens.length
     if sequence.beams is not None:
         leaves = sequence.decode is not None and desk.role.hand_over
@@ -35,21 +35,23 @@ def reserve(desk: Desk, sequence: Sequence) -> int:
 
 
 def _first_tokens(desk: Desk, sequence: Sequence) -> int:
-    """Slots wanted at once; 0: all. A search has its beams' pages with its prompt's."""
+    """Slots beyond the cached ones that are wanted at once; 0: all. A beam search gets the pages
+    of its beams together with those of its prompt."""
     if sequence.beams is not None:
         return 0
     return desk.needs.first_tokens
 
 
 def enter(desk: Desk, sequence: Sequence) -> None:
-    """Start computing, with the lease it has got."""
+    """Start computing, under the lease that the sequence has got."""
     lease = sequence.lease
     assert lease is not None
     single = sequence.tokens.length - lease.filled <= 1
     if sequence.beams is None:
         single = single and sequence.has_first_token
     elif single:
-        # Only who searches computes the prompt's last token: there is nothing to hand over.
+        # Only the last prompt token is left, and the worker that searches computes that one:
+        # there is nothing to hand over.
         sequence.decode = None
     stays = sequence.decode is None or not desk.role.hand_over
     desk.move(sequence, Phase.DECODE if single and stays else Phase.PREFILL)
@@ -85,18 +87,18 @@ def ask(desk: Desk, sequence: Sequence) -> None:
 
 
 def expect(desk: Desk, sequence: Sequence) -> None:
-    """Its gateway has asked for its pages: wait for the answer as if it were to a call of ours.
-    Whether they stand is looked at before a step uses them, as always."""
+    """The gateway has asked for the sequence's pages: wait for the answer as if to a call of ours.
+    As always, a step checks that the lease stands before it uses the pages."""
     if not desk.may_ask:
-        return  # what comes may be from before our list of leases: a hint, see ``heard_of``
+        return  # the grant may precede our declaration of leases: a hint, see ``heard_of``
     desk.move(sequence, Phase.ADMITTING)
     sequence.calling = True
     desk.expect(sequence.key, partial(_admit_answered, desk, sequence))
 
 
 def _reads_cache(sequence: Sequence) -> bool:
-    """Not for a prompt that must be computed. Once that was done, here or elsewhere, what is
-    cached is as good as what was computed."""
+    """False for a prompt that has to be computed. Once it was, here or elsewhere, cached pages are
+    as good as computed ones."""
     return not sequence.scoring and (sequence.read_cache or sequence.has_first_token)
 
 
@@ -106,7 +108,7 @@ def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
         if isinstance(message, Granted):
             leases.give_back_unused(desk, sequence.key, message.lease)
         elif isinstance(message, Queued) and sequence.ended:
-            leases.leave_queue(desk, sequence.key)  # it ended before that was known
+            leases.leave_queue(desk, sequence.key)  # it ended before we knew that
         return
     match message:
         case Granted():
@@ -122,13 +124,14 @@ def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
 
 
 def _patience_ms(queued: Queued, *, told: bool) -> int:
-    """How long to wait for what was queued. ``told``: that it has come, before this answer."""
+    """How long to wait before asking again. ``told``: the notice that pages are there has
+    overtaken this answer."""
     return 0 if told else max(queued.ask_again_ms // 2, 1)
 
 
 def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
-    # A match is whole pages. A lease that a lost fork left behind claims its tail too,
-    # which nobody copied.
+    # A match is whole pages. But the lease of a fork whose answer was lost also counts its tail
+    # as cached, which nobody copied.
     filled = granted.cached_tokens - granted.cached_tokens % desk.page_size
     lease = leases.take(desk, sequence, granted, filled=filled)
     if lease is None:
@@ -175,8 +178,8 @@ def _lacks_pages(refused: Refused) -> bool:
 
 
 def heard_of(desk: Desk, message: Granted | Extended) -> None:
-    """What was queued has come. A notice may be late or a repeat: unless it can only be the answer
-    to what was asked (``_answers``), it is taken as a hint to ask again."""
+    """A notice brings pages that were queued for. It may be late or repeated: unless it can only
+    be the answer to what was asked (``_answers``), it is taken as a hint to ask again."""
     sequence = desk.live.get(message.key)
     if isinstance(message, Extended):
         if sequence is not None and sequence.lease is not None:
@@ -195,10 +198,10 @@ def heard_of(desk: Desk, message: Granted | Extended) -> None:
 
 
 def _answers(desk: Desk, sequence: Sequence, granted: Granted) -> bool:
-    """Whether ``granted`` is what a sequence that was queued waits for. What was asked of another
-    pager, or in the name of another life of ours, may be others' by now. No list of leases went out
-    since it asked (``Session``). One that had pages before may be told late of those, which would
-    cost a step: as always, whether the lease stands is looked at before a step uses it."""
+    """Whether ``granted`` must be what a queued sequence waits for. Pages asked of another pager,
+    or in the name of another incarnation of ours, may belong to others by now. No leases were
+    declared since it asked (``Session`` would have moved it to WAITING). If it had pages before, a
+    late notice may grant those. Taking them would cost only a step, as that checks the lease."""
     asked_as = AskedAs(incarnation=desk.identity.incarnation, epoch=desk.epoch)
     is_queued = sequence.phase is Phase.ADMITTING and not sequence.calling and desk.may_ask
     is_first = not sequence.preempted_count and not sequence.computed_tokens
@@ -206,8 +209,8 @@ def _answers(desk: Desk, sequence: Sequence, granted: Granted) -> bool:
 
 
 def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
-    """Ask for pages ahead of need, of a prompt or of growth; never waited for inside a step.
-    ``computing``: tokens that the step at hand computes of it."""
+    """Ask for pages ahead of need, for a prompt or for growth; no step waits for the answer.
+    ``computing``: tokens of the sequence that the current step computes."""
     lease = sequence.lease
     if lease is None or lease.extending or lease.retry_ms > desk.now or not desk.may_ask:
         return
@@ -232,15 +235,16 @@ def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
 
 
 def _has_enough(desk: Desk, sequence: Sequence, lease: Lease) -> bool:
-    """What ``_lacking`` would say of most that decode, at a glance: each token asks for it."""
+    """A quick check that settles most decoding sequences without ``_lacking``: it is asked at each
+    token."""
     if sequence.phase is not Phase.DECODE or sequence.beams is not None:
         return False
     return lease.capacity >= sequence.tokens.length + desk.page_size
 
 
 def _lacking(desk: Desk, sequence: Sequence, end: int) -> tuple[int, int]:
-    """With fewer slots than the first number more are asked for: up to the second. ``end``: slots
-    that are filled, or will be by the step at hand."""
+    """``low`` and ``wanted``: with fewer slots than ``low``, more are asked for, up to ``wanted``.
+    ``end``: slots that are filled or that the current step will fill."""
     whole, length = reserve(desk, sequence), sequence.tokens.length
     if sequence.beams is not None:
         return whole, whole
@@ -264,8 +268,8 @@ def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
             lease.retry_ms = desk.now + _patience_ms(message, told=lease.told)
             extend(desk, sequence)
         case Refused(code="Stale" | "Gone"):
-            # The lease ended; its revocation, or the word a step reads, will say so. The
-            # session may have ended with it, which a heartbeat would tell only later.
+            # The lease ended; its revocation, or the word that a step reads, will say so. The
+            # session may have ended too, which a heartbeat would show only later.
             desk.session_doubted = True
             lease.retry_ms = desk.pause(lease.retries)
             lease.retries += 1
@@ -296,12 +300,13 @@ def _lengthen(desk: Desk, lease: Lease, extended: Extended) -> None:
 
 
 def commit(desk: Desk, sequence: Sequence, pages_min: int) -> None:
-    """Make full pages matchable when at least ``pages_min`` became full; not waited for."""
+    """Make full pages matchable if ``pages_min`` or more became full; nothing waits for it."""
     lease = sequence.lease
     if lease is None or lease.committing or lease.hold is not Hold.HELD:
         return
     if sequence.phase is Phase.PREFILL and not _reads_cache(sequence):
-        # What is cached already would be held twice, and taken away for it, without end.
+        # Pages that are cached already would be held twice, and the lease be taken back for
+        # that, again and again.
         return
     full = lease.filled - lease.filled % desk.page_size
     if full - lease.committed < pages_min * desk.page_size:
@@ -322,7 +327,7 @@ def commit(desk: Desk, sequence: Sequence, pages_min: int) -> None:
 
 
 def _commit_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Message) -> None:
-    # A commit that failed is made good by the next one, or by the release.
+    # The next commit, or the release, makes good one that failed.
     lease.committing = False
     if isinstance(message, Committed):
         lease.known = max(lease.known, message.known_tokens)
@@ -336,8 +341,8 @@ def _commit_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
 def revoked(
     desk: Desk, lease: Lease, reason: str, usage: str = "", *, is_told: bool = True
 ) -> None:
-    """The pager took a lease back, though it may not have said so yet. Its sequence keeps its
-    tokens and asks for pages again, in its old place."""
+    """The pager took a lease back, though it may not have said so yet (``is_told``). The sequence
+    keeps its tokens and asks for pages again, with its old place in the order."""
     sequence = _holder(desk, lease)
     leases.lose(desk, lease, is_told=is_told)
     if sequence is None:

@@ -138,7 +138,7 @@ class Worker:
 
     @property
     def computes(self) -> bool:
-        """Whether a step still runs after ``serve`` has raised; it ends with the process at last."""
+        """Whether a step still runs after ``serve`` raised; it ends with the process at last."""
         return self._stepper is not None and not self._stepper.is_closed
 
     async def serve(
@@ -196,7 +196,7 @@ class Worker:
             _log.warning("worker.not_drained", reason="the pager does not answer")
 
     async def _leave(self) -> None:
-        """Let the pager have pages moved that it wants to keep, while this process can move them."""
+        """Let the pager have pages moved that it wants to keep, while this process can do so."""
         host = self._config.host
         message = Leave(worker=host.name, incarnation=self._incarnation)
         gone_ms = int(1_000 * (time.monotonic() - self._drain_s))
@@ -262,8 +262,8 @@ class Worker:
     # What comes in --------------------------------------------------------------------------
 
     def _tell(self, event: Input) -> None:
-        """Put ``event`` into the inbox, unless the worker is leaving. ``Busy`` would be a bug: there
-        is room for every answer that can come."""
+        """Put ``event`` into the inbox, unless the worker is leaving. Raises ``Busy`` only by a
+        bug: there is room for every answer that can come."""
         if self._actor is not None:
             with contextlib.suppress(Absent):
                 self._actor.admit(event)
@@ -293,8 +293,7 @@ class Worker:
         self.presence.announce_soon()
 
     def _heard(self, change: Change) -> None:
-        """Pass changes of presence on to the core if they concern it, the pager's only if it has
-        another epoch."""
+        """Pass on changes that concern the core; those of a ready pager only with a new epoch."""
         match change:
             case Joined(announce) | Changed(announce) if self._is_our_pager(announce):
                 again = isinstance(change, Changed) and announce.epoch == self._pager_epoch

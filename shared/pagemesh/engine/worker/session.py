@@ -1,13 +1,13 @@
-"""Our session with the pager of this host, and what becomes of leases when either changes.
+"""The session with the pager of this host, and what becomes of leases when either changes.
 
     CLOSED --OpenSession--> OPENING --SessionOpened--> OPEN --Refused, other epoch--> CLOSED
 
-After every opening but the first, and when the pager asks, all leases are declared; what
-the pager cannot confirm is lost. A ``Declare`` goes out only while no call is open that
-moves leases, and none goes out before it is answered, so that it is never out of date. It
-says that nothing else is used, so it also waits for a step that uses a lost lease. One that is
-long goes in parts, each when the one before it is answered: others have their turns in between.
-A part that is refused as it stands goes in halves; a lease that is refused alone is lost.
+After every opening but the first, and when the pager asks, all leases are declared; those that
+the pager cannot confirm are lost. A ``Declare`` is sent only while no call that moves leases is
+open, and no such call is made before it is answered, so that it is never out of date. It says
+that no other pages are used, so it also waits for a step that uses a lost lease. A long one is
+sent in parts, each after the answer to the one before, so that the pager can serve others in
+between. A part that is refused as malformed is sent in halves; a lease refused alone is lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.tokens import pack, pack_extents
 
 _LINE_BYTES = 576
-"""What a declared lease takes in a message beside its tokens and pages, at most."""
+"""Upper bound of what a declared lease takes in a message beside its tokens and pages."""
 
 
 class _State(enum.Enum):
@@ -57,16 +57,16 @@ class Session:
         self._retries = 0
         self._heartbeat_ms = 0.0
         self._away_since_ms: float | None = None
-        """When presence missed the pager; None: it is there."""
+        """Since when presence has missed the pager; None: it is there."""
         self._shut_since_ms: float | None = None
-        """When the session was over that was open; None: it never was, or another is open and has
-        our declaration."""
+        """Since when the last session has been over; None: there was none yet, or another is open
+        and has our declaration."""
         self._beating = False
         self._declare_wanted = False
         self._declare_count = self._part_count = 0
         self._undeclared: deque[list[Lease]] = deque()
-        """What the parts of a declaration are to name that is being made, the part included that is
-        not answered yet."""
+        """The leases of each part of the current declaration that is not answered yet, including
+        the part that was sent."""
 
     @property
     def open(self) -> bool:
@@ -74,35 +74,36 @@ class Session:
 
     @property
     def away_ms(self) -> float:
-        """How long the pager is not there, or opens no session, or takes no declaration."""
+        """How long the pager has been missing, or has not opened a session or taken a declaration
+        again."""
         now = self._desk.now
         since_ms = (self._away_since_ms, self._shut_since_ms)
         return now - min((at for at in since_ms if at is not None), default=now)
 
     @property
     def patience_ms(self) -> float:
-        """How long it can do without a tick: the time to the next heartbeat, and none while a
-        tick has to open it or to declare."""
+        """How long the session can do without a tick: the time to the next heartbeat, or 0 while a
+        tick has to open the session or declare leases."""
         if self._state is not _State.OPEN or self._declare_wanted or self._desk.session_doubted:
             return 0.0
         return math.inf if self._beating else self._heartbeat_ms - self._desk.now
 
     def changed(self, epoch: int) -> None:
-        """The pager is there, under ``epoch``."""
+        """The pager has announced itself under ``epoch``."""
         if self._opened is None or epoch != self._opened.epoch:
             self._close()
         self._away_since_ms = None
         self._retry_ms = self._heartbeat_ms = self._desk.now
 
     def silent(self) -> None:
-        """The pager is not heard of: no hurry."""
+        """The pager is silent: wait longer before the next try."""
         if self._away_since_ms is None:
             self._away_since_ms = self._desk.now
         self._retry_ms = max(self._retry_ms, self._desk.now + self._desk.limits.retry_ms_max)
 
     def pool_missing(self, pool_incarnation: int) -> None:
-        """What the pager named is not there: perhaps it was made anew since. Ask again, in no
-        hurry."""
+        """The pool that the pager named is not there: perhaps another was made since. Ask again,
+        after a pause."""
         if pool_incarnation == self._pool_incarnation:
             self._pool_incarnation = 0
             self._close()
@@ -113,7 +114,7 @@ class Session:
     def tick(self) -> None:
         desk = self._desk
         if desk.session_doubted:
-            # Opening again is harmless when nothing is wrong with it.
+            # Opening it again is harmless if nothing is wrong with it.
             desk.session_doubted = False
             self._close()
         if self._state is _State.CLOSED and self._retry_ms <= desk.now:
@@ -125,8 +126,8 @@ class Session:
                 self._beat()
 
     def _is_time_to_beat(self) -> bool:
-        """While a call is open that moves a lease, we and the pager count differently, and a beat
-        would look as if leases were lost. It waits for such calls, but not for long."""
+        """While a call that moves a lease is open, worker and pager may count different leases, and
+        a heartbeat would look as if some were lost. It waits for such calls, but not for long."""
         desk = self._desk
         late_ms = desk.now + desk.limits.tick_ms / 2 - self._heartbeat_ms
         return late_ms >= (desk.limits.beat_late_ms_max if desk.leases_moving() else 0.0)
@@ -150,8 +151,8 @@ class Session:
         identity = self._desk.identity
         self._state = _State.OPENING
         self._undeclared.clear()
-        # It may be another pager, on another pool: what was asked of the last one is void,
-        # whoever answers it.
+        # It may be another pager, on another pool: calls to the last one are void, whoever
+        # answers them.
         self._desk.give_up_pager_calls()
         self._desk.call_pager(
             OpenSession(
@@ -178,7 +179,7 @@ class Session:
         before, desk = self._opened, self._desk
         self._state, self._opened, self._retries = _State.OPEN, message, 0
         self._away_since_ms = None
-        if before is None:  # else it may ask for pages only when it has declared
+        if before is None:  # else it may not ask for pages until it has declared
             self._shut_since_ms = None
         self._heartbeat_ms = self._next_beat_ms(message)
         self._beating = False
@@ -190,7 +191,7 @@ class Session:
             desk.commands.append(UsePool(message))
 
     def _new_pool(self) -> None:
-        """The memory was made anew: what we held is no more."""
+        """The pool was made anew, so all leases are lost."""
         for lease in list(self._desk.leases.values()):
             _lose(self._desk, lease)
 
@@ -218,7 +219,7 @@ class Session:
         )
 
     def _next_beat_ms(self, opened: SessionOpened) -> float:
-        """When all workers of the host beat, and wake for other things."""
+        """When all workers of the host send their next heartbeat, so that they wake together."""
         now = self._desk.now
         return now + to_multiple(now, max(opened.heartbeat_ms, 1))
 
@@ -230,7 +231,7 @@ class Session:
             case Ok():
                 self._away_since_ms = None
             case DeclareWanted():
-                self._declare_wanted = not self._undeclared  # or it has not heard all of it yet
+                self._declare_wanted = not self._undeclared  # else the other parts are to come
             case Refused(code="Stale" | "Gone" | "Denied"):
                 self._close()
             case _:
@@ -239,9 +240,9 @@ class Session:
     # Declaring ------------------------------------------------------------------------------
 
     def _may_declare(self) -> bool:
-        """Whether a declaration is wanted and would be the whole truth: what is lost is not in
-        it, so the pager may give its pages away, and no step may be using them any more; and a
-        tail that waits to be copied counts as filled."""
+        """Whether a declaration is wanted and would be accurate. It does not name lost leases, so
+        the pager may give their pages away: no step may still use them. Nor may there be pending
+        copies, since the tails to be copied already count as filled."""
         desk = self._desk
         lost = any(lease.hold is Hold.LOST for lease in desk.leases.values())
         wanted = self._declare_wanted and not self._undeclared
@@ -252,19 +253,19 @@ class Session:
         self._declare_wanted = False
         self._declare_count += 1
         for sequence in desk.live.values():
-            # What was granted before the list, in which it is not, may be taken back by it, or
-            # may stand: who is queued takes it for a hint, and asks again.
+            # A lease granted before this declaration, which does not name it, may be taken back
+            # or may stand. So a queued sequence takes its grant for a hint and asks again.
             if sequence.phase is Phase.ADMITTING:
                 desk.move(sequence, Phase.WAITING)
         for lease in desk.leases.values():
-            # A pager that began anew knows no more of it than what is declared.
+            # A restarted pager knows no more tokens than are declared.
             lease.known = min(lease.known, lease.filled)
         self._undeclared.extend(_parts(desk.leases.values(), desk.limits.declare_bytes_max))
         self._part_count = len(self._undeclared)
         self._declare_part()
 
     def _declare_part(self) -> None:
-        """Declare what is the next part's, except for what we have given back meanwhile."""
+        """Declare the leases of the next part, except those given back meanwhile."""
         assert self._opened is not None
         desk = self._desk
         desk.call_pager(
@@ -307,8 +308,8 @@ class Session:
                 self._give_up_declaring()
 
     def _declare_less(self, part: list[Lease]) -> None:
-        """``part`` is too large for the bus, or the pager cannot take a line of it, and that will
-        not change: declare it in halves. A lease alone cannot be declared, so it is lost."""
+        """``part`` is too large for the bus, or the pager cannot take one of its leases, and that
+        will not change: declare it in halves. A lease that cannot be declared alone is lost."""
         if len(part) > 1:
             half = len(part) // 2
             self._undeclared.extendleft((part[half:], part[:half]))
@@ -317,16 +318,16 @@ class Session:
             return
         for lease in part:
             _lose(self._desk, lease)
-        self._give_up_declaring()  # what goes on would not say that a step may use it still
+        self._give_up_declaring()  # to go on would say that no step uses the lost lease
 
     def _give_up_declaring(self) -> None:
-        """Begin anew when that is possible."""
+        """Start over once a declaration is possible."""
         self._undeclared.clear()
         self._declare_wanted = True
 
 
 def _parts(held: Iterable[Lease], bytes_max: int) -> Iterator[list[Lease]]:
-    """``held``, in lists that a message can carry each; one at least."""
+    """``held``, in lists that fit into a message each; yields at least one."""
     part: list[Lease] = []
     room = bytes_max
     for lease in held:
@@ -364,7 +365,7 @@ def _lose(desk: Desk, lease: Lease) -> None:
 
 
 def revoke(desk: Desk, number: int, reason: str, usage: str) -> None:
-    """The pager ended a lease. It is acknowledged now, or after the step that uses it."""
+    """The pager ended a lease. Acknowledge it, or let the step that uses it end first."""
     lease = desk.leases.get(number)
     if lease is None:
         leases.acknowledge_unknown(desk, number)

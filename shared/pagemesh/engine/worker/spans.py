@@ -1,14 +1,14 @@
-"""Spans of sequences, from times noted as the actor passes events and commands along.
+"""Spans of sequences, from times noted as the actor passes on events and commands.
 
     prefill | decode sequence one sequence at this worker
       queue                   until pages were asked for; and from pages until its first step
       admit | redeem          until the pages were there
-      prefill chunk           one a step
-      commit, extend, fork,   a call each, under which the pager or the peer hangs its own span
+      prefill chunk           one per step
+      commit, extend, fork,   one per call; parent of the span of the pager or the other worker
       ticket, attach, ...
       decode                  first decode step to the end, with events, not a span per token
 
-Nothing here runs on the step's thread; building and exporting is a thread of ``spans``.
+Nothing here runs on the step thread; a thread of ``runtime.spans`` builds and exports the spans.
 """
 
 from __future__ import annotations
@@ -59,16 +59,17 @@ _EVENT_EVERY_TOKENS = 32
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call whose span ends with its answer; for pages all calls are one, until they come."""
+    """A call whose span ends with its answer. All calls of an admission share one, until the pages
+    come."""
 
     name: str
     key: SequenceKey
     context: TraceContext
     started_us: int
     tries: int = 0
-    """For pages."""
+    """Calls of an admission so far; 0: another kind of call."""
     is_queued: bool = False
-    """The last try was answered so: what it waits for comes as a notice."""
+    """The last try was answered ``Queued``: the pages will come with a notice."""
     error: str = ""
 
 
@@ -79,12 +80,12 @@ class _Life:
     context: TraceContext
     started_us: int
     queued_us: int | None
-    """Since when it waits, for pages or for its next step."""
+    """Since when it has waited for pages or for its next step; None: it does not."""
     asking: OpenCall | None = None
-    """The admission that is going on, which may take several calls."""
+    """The admission that is under way, which may take several calls."""
     granted: bool = False
     hinted: bool = False
-    """That it was is concluded from a notice, which the core may take for a hint."""
+    """``granted`` was set by a notice, which the core may have taken for a mere hint."""
     step_us: int = 0
     drawn: int = 0
     drafted: int = 0
@@ -99,7 +100,7 @@ class _Life:
 
 
 class SequenceSpans:
-    """Every method takes the time of what happened. A sequence nobody samples costs a lookup."""
+    """``at_us`` is always the time of the event. A sequence that is not sampled costs a lookup."""
 
     def __init__(self, role: str, worker: str, *, life_count_max: int) -> None:
         self._role = role
@@ -119,7 +120,7 @@ class SequenceSpans:
                 self._lives.popitem(last=False)
 
     def drop(self, keys: Iterable[SequenceKey]) -> None:
-        """They were refused: whoever asked has a span that says so."""
+        """Forget sequences that were refused: the span of whoever asked says so."""
         for key in keys:
             self._lives.pop(key, None)
 
@@ -131,8 +132,8 @@ class SequenceSpans:
         return msgspec.structs.replace(report, leases=leases)
 
     def declared(self, message: Message) -> Message:
-        """``message``; if it declares leases, with the trace of each sequence that is sampled, for
-        a pager that has not heard of it."""
+        """``message``; a ``Declare`` with the trace of each sampled sequence, for a pager that does
+        not know it yet."""
         if not isinstance(message, Declare) or not self._lives:
             return message
         leases = [
@@ -147,7 +148,7 @@ class SequenceSpans:
     # Calls ----------------------------------------------------------------------------------
 
     def call(self, message: Message, at_us: int) -> OpenCall | None:
-        """A call goes out; its context is to travel with it. None: nobody traces it."""
+        """A call is made. Its context is to be sent along; None: it is not traced."""
         name, key = _NAMES.get(type(message)), getattr(message, "key", None)
         life = self._lives.get(key) if name is not None and key is not None else None
         if life is None or name is None or key is None:
@@ -164,9 +165,9 @@ class SequenceSpans:
         return life.asking
 
     def answered(self, call: OpenCall, message: Message, at_us: int) -> None:
-        """Its answer is here. A place in the pager's queue is none yet, nor for pages a refusal:
-        the span goes on until a notice or a later call brings them, or the sequence ends. A span a
-        try would bury the trace while the pager is away."""
+        """``call`` was answered. ``Queued`` does not end its span, nor does a refusal of pages: it
+        goes on until a notice or a later call brings them, or the sequence ends. One span per try
+        would bury the trace while the pager is away."""
         call.error = message.code if isinstance(message, Refused) else ""
         call.is_queued = isinstance(message, Queued)
         life = self._lives.get(call.key)
@@ -190,9 +191,9 @@ class SequenceSpans:
         )  # fmt: skip
 
     def granted_unasked(self, message: Granted, at_us: int) -> None:
-        """Pages came for which its gateway had asked, or that were waited for in the pager's queue.
-        What is being asked for here has a span that ends with the answer; where the core takes what
-        came for a hint, which is seldom, that is a second one."""
+        """A notice brought pages that the gateway had asked for, or that the sequence was queued
+        for. If a call for them is open, its answer ends its span instead. If the core takes the
+        notice for a hint and asks again, which is rare, that call gets a second span."""
         life = self._lives.get(message.key)
         if life is None or life.granted or (life.asking is not None and not life.asking.is_queued):
             return
@@ -249,7 +250,7 @@ class SequenceSpans:
             life.queued_us = at_us
 
     def end(self, key: SequenceKey, facts: SequenceFacts, at_us: int) -> None:
-        """The sequence ended here: its own span, and that of its decoding."""
+        """The sequence ended here: record its span, and that of its decoding."""
         life = self._lives.pop(key, None)
         if life is None:
             return

@@ -1,10 +1,10 @@
-"""The thread that computes. The event loop hands it work and hears of the end; it never waits.
+"""The step thread. The event loop hands it work and is told the results, but never waits for it.
 
     loop --run(plan)--> [ one thread ] --on_steps(done), of the steps of the run--> loop
 
-Between two steps of a run the thread asks nobody: a way through the event loop and back costs
-as much as a step of a small model. Nor does it report more often than any reader could follow,
-since all that happens to a report, up to the client, takes cores from the steps that come next.
+Between two steps of a run the thread asks nobody: a round trip through the event loop costs as
+much as a step of a small model. Nor does it report more often than a reader can follow, since
+everything done with a report, all the way to the client, takes CPU time from the next steps.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SOON_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """Steps of one run are over: plans, and results of one step or several. ``goes_on``: the next
-    one has begun. ``readers``: whose steps took turns with the last one."""
+    """Steps of one run have ended: plans, each with the result of one step or several.
+    ``goes_on``: the next one has begun. ``readers``: as of the last one."""
 
     steps: tuple[tuple[StepPlan, StepResult], ...]
     goes_on: bool
@@ -62,26 +62,26 @@ class PoolingExecutor(Executor, Protocol):
         ...
 
     def let_go_discarded(self) -> bool:
-        """Unmap the pool in use if its pager has discarded it. Whether it has."""
+        """Unmap the pool in use if its pager has discarded it. Returns whether it has."""
         ...
 
     def close(self) -> None: ...
 
 
 def bounded_threads(wanted: int) -> int:
-    """How many threads a step may use: ``wanted``; for 0 as many as this process has cores, or as
-    its CPU quota allows."""
+    """How many threads a step may use: ``wanted``, or if that is 0, as many as the cores of this
+    process or its CPU quota allow."""
     return wanted or usable_cores().thread_count
 
 
 def revoked(plan: StepPlan) -> StepResult:
-    """What came of a plan that was not computed."""
+    """The result of a plan that was not computed."""
     return StepResult(plan.step, tuple(map(revoked_row, plan.rows)))
 
 
 class Stepper:
-    """Made on the event loop it reports to; one plan at a time. A step that takes longer than
-    ``step_us_max`` has hung, mostly sooner (``StepWatch``)."""
+    """To be made on the event loop that it reports to. It runs one plan at a time. A step that
+    takes longer than ``step_us_max``, usually less (``StepWatch``), counts as hung."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class Stepper:
         stream_ms: int,
         on_pool: Callable[[SessionOpened], None] = lambda _opened: None,
     ) -> None:
-        """``stream_ms``: steps of a run that end sooner than this after a report wait for the
-        next one; not the first, which others may have waited for. ``on_pool``: called on the loop
-        when steps can run over a pool that was to be used."""
+        """``stream_ms``: steps of a run that end within this time after a report wait for the next
+        report; the first step does not, since others may have waited for it. ``on_pool``: called
+        on the loop once steps can run over a pool given to ``use_pool``."""
         self._executor = executor
         self._on_steps = on_steps
         self._on_crash = on_crash
@@ -108,30 +108,30 @@ class Stepper:
         self._stream_us = 1_000 * stream_ms
         self._pool_missing = False
         self._opened: SessionOpened | None = None
-        """Of the pool in use; of the step thread, as the line before."""
+        """The pool in use. Only the step thread reads and writes this and ``_pool_missing``."""
         self._loop = asyncio.get_running_loop()
         self._end_run: NDArray[np.uint32] = np.zeros(1, np.uint32)
-        """Not 0: no further step of the run. Native code looks at it too."""
+        """Not 0: begin no further step of the run. Native code reads it too."""
         self._turns = turns
         self._readers = NO_READERS
         self._watch = StepWatch(step_us_max)
-        self._run_us_max = step_us_max // 4  # the watch takes the steps of one call for one
+        self._run_us_max = step_us_max // 4  # to the watch, all steps of one call are one
         self._begun, self._longest_us, self._computing = 0, 0, False
         self.is_closed = False
-        # Bounds are per thread that asks, so the computing thread sets its own.
+        # The number of threads is set per calling thread, so the step thread sets its own.
         self._thread = ThreadPoolExecutor(
             1, "pagemesh-step", initializer=use_threads, initargs=(turns.thread_count,)
         )
 
     def use_pool(self, opened: SessionOpened) -> None:
-        """Map another pool, after what was handed over before and before what comes. When it is
-        gone or another by now, ``on_pool_missing`` is called on the loop, and rows of plans are
-        reported revoked until a pool is there: the one before must not be used for them."""
+        """Map another pool, after the work handed over before and ahead of any later. If it is gone
+        or was replaced, ``on_pool_missing`` is called on the loop, and rows are reported revoked
+        until a pool is mapped: the one before must not be used for them."""
         self._hand_over(lambda: self._use(opened))
 
     def let_go_discarded(self) -> None:
-        """Unmap the pool in use when the step that runs is over, if it was discarded: it is
-        missing then, as in ``use_pool``."""
+        """After the running step, unmap the pool in use if its pager has discarded it. It then
+        counts as missing, as in ``use_pool``."""
         self.end_run()
         self._hand_over(self._let_go_discarded)
 
@@ -141,7 +141,7 @@ class Stepper:
         self._hand_over(lambda: self._run(plan))
 
     def is_hung(self) -> bool:
-        """Whether the step that runs will not end, as far as one can tell. Asked now and then."""
+        """Whether the running step has hung, as far as one can tell. To be called regularly."""
         return self._watch.is_hung(
             self._begun, computing=self._computing, longest_us=self._longest_us,
             now_us=self._clock.now_us(),
@@ -157,8 +157,8 @@ class Stepper:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def close(self) -> None:
-        """Stop, wait for the step that runs, let the pool go. The step goes on, over a pool that
-        stays mapped, when this is cancelled."""
+        """Stop, wait for the running step, and unmap the pool. If this is cancelled, the step goes
+        on, over a pool that stays mapped."""
         self.stop()
         await asyncio.to_thread(self._thread.shutdown, True)
         self._executor.close()
@@ -166,7 +166,7 @@ class Stepper:
         self.is_closed = True
 
     async def abandon(self) -> None:
-        """Close if the step is over soon, as most are; otherwise leave it and return."""
+        """Close if the step ends soon, as most do; otherwise leave it running and return."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SOON_S):
                 await self.close()

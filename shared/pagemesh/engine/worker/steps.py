@@ -1,4 +1,4 @@
-"""Steps: what the next one computes, and what becomes of the result."""
+"""Steps: what the next one computes, and what is done with its results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pagemesh.wire.work_messages import Finish
 
 
 def launch(desk: Desk, batching: Batching) -> None:
-    """Start a step when none is running and there is something to compute or to copy; end a
-    run that would be another one now."""
+    """Start a step if none is running and there is something to compute or to copy. End a run
+    whose plan is outdated."""
     step = desk.step
     if step is not None:
         if step.may_repeat and _is_outdated(desk, step, batching):
@@ -61,9 +61,9 @@ def launch(desk: Desk, batching: Batching) -> None:
 
 
 def _is_outdated(desk: Desk, step: Step, batching: Batching) -> bool:
-    """Whether there are pages to copy, a row of the run has lost its lease, or somebody else would
-    be in a new plan. Asked after most events; mostly there is nobody else, which is soon seen.
-    Whoever else waits for rows is counted from now on."""
+    """Whether there are pages to copy, a row of the run has lost its lease, or a new plan would
+    include another sequence. Asked after most events; usually there is no other, which is quick
+    to see. Other sequences that get no row count as passed over from now on."""
     if desk.copies or any(row.sequence.lease is not row.lease for row in step.rows):
         return True
     for sequence in desk.running:
@@ -81,13 +81,13 @@ def _is_outdated(desk: Desk, step: Step, batching: Batching) -> bool:
 
 
 def _repeats(desk: Desk, rows: list[Row], passed: frozenset[Sequence]) -> int:
-    """Steps that may follow the one with ``rows`` by themselves: as long as all of them do
-    nothing but draw a token, each has slots and wants tokens, and it is nobody's turn who was
-    ``passed`` over."""
+    """Steps that may follow the one with ``rows`` without asking the scheduler: as long as every
+    row only draws tokens, has slots and wants more, and none of those ``passed`` over has to go
+    first."""
     count = desk.limits.run_steps_max - 1
     if passed:
         if any(row.sequence.passed_count >= PASSED_MAX for row in rows):
-            return 0  # out of order, for this step alone
+            return 0  # such a row goes first for this step alone
         count = min(count, PASSED_MAX - 1 - max(one.passed_count for one in passed))
     for row in rows:
         sequence, lease = row.sequence, row.lease
@@ -113,7 +113,7 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
 
 
 def is_stuck(sequence: Sequence) -> bool:
-    """Whether it would be in a step, had it pages."""
+    """Whether it could be in a step if it had more pages."""
     lease = sequence.lease
     if sequence.phase not in RUNNABLE or lease is None or lease.in_step:
         return False
@@ -162,8 +162,8 @@ def _row(wish: Wish) -> tuple[Row, StepRow]:
 
 
 def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
-    """Take the results of the running plan, in order; those of another one are not listened
-    to. When the run goes on, its leases stay in use."""
+    """Take the results of the running plan, in order; those of another plan are ignored. While
+    the run goes on, its leases stay in use."""
     step = desk.step
     if step is None:
         return
@@ -175,7 +175,7 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
     for sequence in step.passed:
         sequence.passed_count += sum(len(result.took_us) for result in own)
     by_lease = [_by_lease(result) for result in own]
-    # First what happened to pages, so that no decision below meets a lease still in use.
+    # Pages and leases first, so that no decision below meets a lease that is still in use.
     counted: list[tuple[Row, list[RowResult]]] = []
     for row in step.rows:
         lease = row.lease
@@ -187,7 +187,7 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
             admission.revoked(desk, lease, "revoked", is_told=False)
             continue
         if row.sequence.lease is not lease and any(one.poisoned for one in outcomes):
-            lease.cache = False  # it ended meanwhile; of others ``_computed`` finds out
+            lease.cache = False  # its sequence has ended; ``_computed`` does this for live ones
         if row.beam_count:
             row.sequence.computed_tokens += row.beam_count
             lease.filled = row.sequence.prompt_count
@@ -199,7 +199,7 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
             row.sequence.computed_tokens += count
             counted.append((row, outcomes))
         else:
-            # It ended meanwhile: of what its run drew since, nobody took a token.
+            # Its sequence has ended: tokens that the run drew since were not appended.
             lease.filled = min(lease.filled + count, lease.tokens.length)
     if not goes_on:
         for lease in {id(row.lease): row.lease for row in step.rows}.values():
@@ -228,10 +228,9 @@ def _copied(desk: Desk, step: Step) -> None:
 
 
 def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
-    """``outcomes``: of one step, or of several of a run, in each of which a token was drawn, or
-    several."""
+    """``outcomes``: of one step, or of several of a run, each of which drew one or more tokens."""
     sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
-    # After tokens of its own there is something to tell first.
+    # If good tokens were drawn before, they are sent first, further below.
     spoiled = outcome.poisoned and not outcome.before
     if spoiled or (row.beam_count and any(one.poisoned for one in outcomes)):
         _spoiled(desk, row)
@@ -284,7 +283,7 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
 
 
 def _spoiled(desk: Desk, row: Row) -> None:
-    """End what was to draw from a row that is no numbers, and keep nothing of its pages."""
+    """Fail the sequences that were to draw from a poisoned row, and cache none of its pages."""
     error = Internal("the model computed no numbers here; if it does again, check its weights")
     row.lease.cache = False
     for follower in row.followers:
@@ -298,7 +297,7 @@ def _own(outcome: RowResult, sequence: Sequence) -> Drawn:
 
 
 def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
-    """Give the followers theirs; those that want more are returned."""
+    """Give the followers their first tokens. Returns those that want more."""
     wanting: list[Sequence] = []
     for child in row.followers:
         if child.phase is not Phase.FOLLOWING:
@@ -320,7 +319,7 @@ def _share_prompt(leader: Sequence, child: Sequence) -> None:
 
 
 def _append(sequence: Sequence, drawn: Drawn) -> Finish | None:
-    """Add a token; the reason to end there, if there is one."""
+    """Append a token. Returns the reason to end there, if there is one."""
     sequence.tokens.append(drawn.token)
     if drawn.scores is not None:
         sequence.scores.append(drawn.scores)

@@ -1,11 +1,11 @@
-"""Whose step is next, where several workers of a host compute on the same cores.
+"""Turns of workers of one host that compute on the same cores.
 
 A step may run on all cores of its worker, and workers whose cores overlap take turns, first come,
 first served: threads of two steps on one core would wait for each other at every barrier of both.
-So do those of steps on fewer threads than cores, since they may run on any of these. Each
-worker keeps a few words in its own lock file, which every worker of the pool folder maps:
+Steps with fewer threads than cores take turns too, since their threads may run on any of the cores.
+Each worker keeps a few words in its own lock file, which every worker of the pool folder maps:
 
-    0   count  of changes of the other words; who waits for one sleeps on its low half
+    0   count  of changes of the other words; those who wait for one sleep on its low half
     8   ns     since when it waits for its turn; 0: it does not
     16  ns     when the running step began; 0: none runs
     24  ns     when the last step ended
@@ -13,8 +13,8 @@ worker keeps a few words in its own lock file, which every worker of the pool fo
     40  us     that the last step took
     48  bits   the cores that the process may use, 1,024 of them
 
-The words are hints, read without a lock: what a wrong one costs is time. Nobody waits for the
-dead, and for one that seems to stand still only a while.
+The words are hints, read without a lock: a wrong one costs only time. Nobody waits for a dead
+worker, and nobody waits long for one that seems to be stuck.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import LOCK_PREFIX, LOCK_SUFFIX
 
 LINGER_NS = 5_000_000
-"""Who computed so recently counts as computing: its next step is being planned."""
+"""A worker that computed this recently counts as computing: its next step is being planned."""
 SCAN_NS = 200_000_000
-"""How often the folder is looked through for other workers."""
+"""How often the folder is searched for other workers."""
 PATIENCE_NS = 1_000_000_000
-"""How long another is waited for, or ``PATIENCE_STEPS`` times what its last step took."""
+"""How long to wait for another worker, or ``PATIENCE_STEPS`` times its last step if longer."""
 PATIENCE_STEPS = 4
 DOUBT_US = 50_000
-"""After such a wait in vain it is looked whether the other still lives."""
+"""After this long without a change, check whether the other worker still lives."""
 WORKERS_MAX = 256
 _CORES_MAX = 1_024
 _CHANGES, _WANTED, _STARTED, _ENDED, _ROWS, _TOOK_US, _CORES = range(7)
@@ -61,30 +61,31 @@ class Turns(Protocol):
 
     @property
     def cores(self) -> bytes:
-        """Those that steps take turns on, a bit each, little-endian; empty: no turns are taken."""
+        """Cores that steps take turns on, one bit each, little-endian; empty: no turns."""
         ...
 
     def enter(self, drawing_rows: int) -> Readers:
-        """Wait until a step may begin. Returns whose steps take turns with it."""
+        """Wait until a step may begin. Returns the readers of workers that take turns with it."""
         ...
 
     def others_waiting(self) -> tuple[int, ...]:
-        """Addresses of words that are 0 while nobody waits for the cores. Good until ``leave``."""
+        """Addresses of 64-bit words, one per other worker, that are 0 while it does not wait for
+        the cores. Valid until ``leave``."""
         ...
 
     def is_wanted(self) -> bool:
-        """Whether one of them does."""
+        """Whether another worker waits for the cores."""
         ...
 
     def leave(self, step_count: int = 1) -> None:
-        """So many steps are over, one after the other; 0: none came to its end."""
+        """``step_count`` steps have ended, one after another; 0: a step failed."""
         ...
 
     def close(self) -> None: ...
 
 
 class NoTurns:
-    """Steps begin at once, with the same number of threads."""
+    """Steps begin at once, always with ``thread_count`` threads."""
 
     cores = b""
 
@@ -106,8 +107,8 @@ class NoTurns:
 
 
 class SharedTurns:
-    """``path``: the lock file of this worker, which exists; ``cores``: those it may use, whatever
-    of them ``thread_count`` threads need.
+    """``path``: the lock file of this worker, which exists. ``cores``: all cores it may use, even
+    if ``thread_count`` is smaller.
 
     Raises ``ConfigError`` when the folder has no room.
     """
@@ -121,7 +122,7 @@ class SharedTurns:
         self.cores = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
         try:
             with path.open("r+b") as file:
-                # Written, not only made longer: a page that has no memory would fault later.
+                # Written, not only extended: a page without memory behind it would fault later.
                 head = struct.pack(f"<{_CORES}Q", *[0] * _CORES)
                 file.write(head + mask.to_bytes(_CORES_MAX // 8, "little"))
         except OSError as error:
@@ -129,8 +130,8 @@ class SharedTurns:
         self._own = _Words(path)
         self._others: dict[str, _Words] = {}
         self._dead: set[str] = set()
-        """Names of files whose workers were killed, until the pager removes them; an incarnation
-        has one of its own."""
+        """Names of lock files of dead workers, until the pager removes them. Each incarnation has
+        a file of its own."""
         self._scanned_ns = now_ns() - SCAN_NS
 
     def enter(self, drawing_rows: int) -> Readers:
@@ -176,7 +177,7 @@ class SharedTurns:
         own.changed()
 
     def close(self) -> None:
-        """Let go of all words; nobody waits for this worker any more."""
+        """Unmap all words; nobody waits for this worker any more."""
         self._own.words[_STARTED] = self._own.words[_WANTED] = 0
         self._own.changed()
         for words in (self._own, *self._others.values()):
@@ -184,8 +185,8 @@ class SharedTurns:
         self._others.clear()
 
     def _wait_for(self, other: _Words, since_ns: int) -> None:
-        """Wait until ``other`` neither computes nor was there before this worker, which has
-        waited since ``since_ns``."""
+        """Wait while ``other`` computes, or has waited longer than this worker, which has waited
+        since ``since_ns``."""
         patience_ns = max(PATIENCE_NS, PATIENCE_STEPS * 1_000 * other.words[_TOOK_US])
         while True:
             seen = other.words[_CHANGES] & _HALF_MASK
@@ -209,11 +210,11 @@ class SharedTurns:
         return Readers(rows, step_us)
 
     def _scan(self) -> None:
-        """Find workers that came; forget those that went."""
+        """Find new workers and forget those that are gone."""
         try:
             entries = list(os.scandir(self._own.path.parent))
         except OSError:
-            return  # the folder was removed: those who mapped their words still take turns
+            return  # the folder was removed: workers mapped before still take turns
         found = {
             entry.name: Path(entry.path)
             for entry in entries
@@ -232,8 +233,8 @@ class SharedTurns:
             try:
                 other = _Words(path)
             except (OSError, ValueError):
-                continue  # it went, or has written nothing yet
-            if other.is_dead():  # what it wrote it wrote under its lock
+                continue  # it is gone, or has written nothing yet
+            if other.is_dead():  # it held its lock when it wrote: it is not just starting
                 self._dead.add(name)
                 other.close()
             else:
@@ -241,7 +242,8 @@ class SharedTurns:
 
 
 class _Words:
-    """What one worker says. Raises ``OSError``, or ``ValueError`` when it said nothing yet."""
+    """The mapped words of one worker. Raises ``OSError`` if its file cannot be opened, and
+    ``ValueError`` if it has written nothing yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -253,21 +255,21 @@ class _Words:
         self.words = memoryview(self._map).cast("Q")
         self.mask = int.from_bytes(self._map[8 * _CORES : _BYTES], "little")
         self.passed_ns = 0
-        """A turn of its own that this worker waited for long enough."""
+        """The time of its turn that we stopped waiting for: that turn is passed over."""
 
     def address_of(self, word: int) -> int:
         return self._address + 8 * word
 
     def turn_before(self, since_ns: int, is_first: bool) -> int:
         """When its running step began, or since when it waits if that is before ``since_ns``
-        (``is_first``: or at it); 0 when it need not be waited for."""
+        (``is_first``: or the same); 0 if it need not be waited for."""
         started_ns, wanted_ns = self.words[_STARTED], self.words[_WANTED]
         if started_ns:
             return started_ns
         return wanted_ns if wanted_ns < since_ns + is_first else 0
 
     def waits_in_vain(self) -> bool:
-        """Whether it is dead, or stood still too long: this worker passed over its turn."""
+        """Whether we have passed over its current turn, because it is dead or was stuck."""
         wanted_ns = self.words[_WANTED]
         return bool(wanted_ns) and wanted_ns == self.passed_ns
 
@@ -278,16 +280,16 @@ class _Words:
         return now_ns - self.words[_ENDED] < LINGER_NS
 
     def is_dead(self) -> bool:
-        """Whether its process has ended, be its file removed or not: the pager removes those of
-        the dead, and who removes those of the living is no reason to compute beside them."""
+        """Whether its process has ended, whether or not its file was removed. The pager removes
+        files of the dead; if others remove that of a living worker, turns must go on."""
         return is_free(self._file.fileno())
 
     def changed(self) -> None:
-        """Wake those who wait for it."""
+        """Count a change, and wake those who wait for it."""
         library().pm_word_advance(self._address)
 
     def wait(self, seen: int, timeout_us: int) -> None:
-        """Until it has changed since ``seen``."""
+        """Wait until the count is not ``seen`` any more, at most ``timeout_us``."""
         library().pm_word_await(self._address, seen, timeout_us)
 
     def close(self) -> None:
