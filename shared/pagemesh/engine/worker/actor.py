@@ -4,8 +4,8 @@
                                          ^            |
                                          +--- step thread <-- plans
 
-It is never restarted within the process: after a crash of the core the process may still write to
-pages. So the process ends, which frees its lock, and the pager takes the pages back.
+The actor is never restarted in the same process: after a crash of its core the process may still
+write to pages. So the process ends, which frees its lock, and the pager takes the pages back.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Surroundings:
     step_us_max: int
     """The longest that a step may take."""
     stream_ms: int
-    """The time between two reports of tokens of a run, unless the run ends."""
+    """Least time between two reports of a run, unless it ends or others wait for the cores."""
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]

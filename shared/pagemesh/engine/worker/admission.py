@@ -43,7 +43,7 @@ def _first_tokens(desk: Desk, sequence: Sequence) -> int:
 
 
 def enter(desk: Desk, sequence: Sequence) -> None:
-    """Start computing, under the lease that the sequence has got."""
+    """Start computing under the new lease of ``sequence``."""
     lease = sequence.lease
     assert lease is not None
     single = sequence.tokens.length - lease.filled <= 1
@@ -198,10 +198,10 @@ def heard_of(desk: Desk, message: Granted | Extended) -> None:
 
 
 def _answers(desk: Desk, sequence: Sequence, granted: Granted) -> bool:
-    """Whether ``granted`` must be what a queued sequence waits for. Pages asked of another pager,
-    or in the name of another incarnation of ours, may belong to others by now. No leases were
-    declared since it asked (``Session`` would have moved it to WAITING). If it had pages before, a
-    late notice may grant those. Taking them would cost only a step, as that checks the lease."""
+    """Whether ``granted`` is what a queued sequence waits for. Pages asked of another pager, or in
+    the name of another incarnation of ours, may belong to others by now. No leases were declared
+    since it asked (``Session`` would have moved it to WAITING). If it had pages before, a late
+    notice may grant those, and a step would be lost on them, as it checks the lease first."""
     asked_as = AskedAs(incarnation=desk.identity.incarnation, epoch=desk.epoch)
     is_queued = sequence.phase is Phase.ADMITTING and not sequence.calling and desk.may_ask
     is_first = not sequence.preempted_count and not sequence.computed_tokens

@@ -112,7 +112,7 @@ class Batching:
     rows_max: int
     itl_target_ms: int = 0
     stream_ms: int = 0
-    """The time between two reports of tokens."""
+    """Least time between two reports of tokens."""
     costs: StepCosts = field(default_factory=StepCosts)
     readers: Readers = field(default=NO_READERS, init=False)
     """Those of other workers of the host, as last reported."""

@@ -49,7 +49,7 @@ def _leave_pages(desk: Desk, sequence: Sequence, *, handed: bool) -> None:
     sequence.ticket = sequence.lease = None
     match sequence.phase:
         case Phase.OFFERING:
-            # The pager may have taken the offer or not: cancel the ticket, or else release.
+            # The pager may or may not have taken the offer: cancel the ticket, else release.
             assert lease is not None and ticket is not None
             _forget_lease(desk, lease.lease)
             leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)

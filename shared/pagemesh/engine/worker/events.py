@@ -67,7 +67,7 @@ class PagerLost:
 @dataclass(frozen=True, slots=True)
 class PoolMissing:
     """The pool that ``UsePool`` named cannot be mapped, or was unmapped because its pager had
-    discarded it. The pager may have ended too. Rows of later plans are reported revoked."""
+    discarded it. The pager may have ended too. Rows are reported revoked until a pool is mapped."""
 
     pool_incarnation: int
 

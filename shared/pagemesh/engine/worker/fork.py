@@ -1,7 +1,7 @@
 """Several choices of one prompt: the leader computes it once, and all share its pages.
 
-    leader    PREFILL --first tokens of all--> FORKING --Forked, tails copied--> DECODE, OFFERING
-    follower  FOLLOWING ---------------------> FORKING ------------------------> DECODE, OFFERING
+    leader    PREFILL --first tokens of all--> FORKING --Forked, tails copied--> DECODE or OFFERING
+    follower  FOLLOWING ---------------------> FORKING ------------------------> DECODE or OFFERING
 
 A follower that gets no share (the pager has no room, the leader is gone) asks for pages of
 its own, and finds the prompt in the cache.

@@ -103,7 +103,7 @@ class StepPlan:
 
     @property
     def drawing_rows(self) -> int:
-        """Rows that draw from a single token: somebody is reading what they draw."""
+        """How many rows draw from a single token: somebody is reading what they draw."""
         return sum(len(row.tokens) == 1 and bool(row.samples) for row in self.rows)
 
 

@@ -120,7 +120,7 @@ class Sequence:
     decode: str | None
     read_cache: bool
     submitted_ms: float
-    """When this attempt arrived at this worker; another attempt starts from zero."""
+    """When this attempt arrived at this worker. The age of each attempt is counted separately."""
     terms: CacheTerms = NO_TERMS
     prompt_logprobs: bool = False
     phase: Phase = Phase.WAITING
@@ -211,7 +211,7 @@ class Sequence:
 
     def check(self) -> None:
         wants = self.phase in RUNNABLE or self.phase is Phase.OFFERING
-        if self.phase is not Phase.FORKING:  # the children get their leases in it
+        if self.phase is not Phase.FORKING:  # children get their leases in this phase
             assert (self.lease is not None) == wants, (self.key, self.phase, self.lease)
         if self.lease is not None:
             assert self.lease.filled <= self.tokens.length, self.key

@@ -106,7 +106,7 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
             await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
         finally:
             if worker.computes:
-                held.pop_all()  # keep the lock: the step may write to pages until the process ends
+                held.pop_all()  # keep lock and memory: the step may write until the process ends
                 stop.end_hard()
     return True
 
@@ -138,7 +138,7 @@ class Worker:
 
     @property
     def computes(self) -> bool:
-        """Whether a step still runs after ``serve`` raised; it ends with the process at last."""
+        """Whether a step still runs after ``serve`` raised; it may run until the process ends."""
         return self._stepper is not None and not self._stepper.is_closed
 
     async def serve(

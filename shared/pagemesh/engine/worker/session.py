@@ -365,7 +365,7 @@ def _lose(desk: Desk, lease: Lease) -> None:
 
 
 def revoke(desk: Desk, number: int, reason: str, usage: str) -> None:
-    """The pager ended a lease. Acknowledge it, or let the step that uses it end first."""
+    """The pager ended a lease. Acknowledge that, but not before a step that uses it has ended."""
     lease = desk.leases.get(number)
     if lease is None:
         leases.acknowledge_unknown(desk, number)

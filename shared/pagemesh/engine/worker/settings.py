@@ -51,7 +51,7 @@ class WorkerLimits:
     itl_target_ms: int = 0
     """The longest a step with prompts should take while others decode; 0: see ``batching``."""
     stream_ms: int = 0
-    """The time between two reports of tokens; prompts computed beside them may take as long."""
+    """Least time between two reports of tokens; prompts beside them may take as long."""
     growth_pages: int = 2
     """Pages asked for ahead of need, at admission and while decoding."""
     prompt_chunks: int = 2

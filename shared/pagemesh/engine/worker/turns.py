@@ -185,8 +185,8 @@ class SharedTurns:
         self._others.clear()
 
     def _wait_for(self, other: _Words, since_ns: int) -> None:
-        """Wait while ``other`` computes, or has waited longer than this worker, which has waited
-        since ``since_ns``."""
+        """Wait while ``other`` computes or is ahead of this worker, which has waited since
+        ``since_ns``; not for ever, and not if it is dead."""
         patience_ns = max(PATIENCE_NS, PATIENCE_STEPS * 1_000 * other.words[_TOOK_US])
         while True:
             seen = other.words[_CHANGES] & _HALF_MASK
@@ -281,7 +281,7 @@ class _Words:
 
     def is_dead(self) -> bool:
         """Whether its process has ended, whether or not its file was removed. The pager removes
-        files of the dead; if others remove that of a living worker, turns must go on."""
+        files of the dead; if others remove that of a living worker, its turns still count."""
         return is_free(self._file.fileno())
 
     def changed(self) -> None:
