@@ -4,9 +4,9 @@
 
 compiles ``kernels/native`` with CMake and puts ``libpagemesh_native.so`` beside
 ``pagemesh/kernels/native/library.py``, in one atomic rename, so that running processes keep
-the library they have mapped. A wheel is never without it: where it cannot be built, neither is the
-wheel, and one line says what to install. An editable install succeeds all the same; start-up then
-names the missing library and this command.
+the library they have mapped. A wheel always contains the library: where it cannot be built, the
+wheel fails with one line that says what to install. An editable install succeeds without it;
+start-up then names the missing library and this command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # by hand, outside of a build: the hook's base class is not needed
+except ImportError:  # run by hand, outside a build: the base class is not needed
     BuildHookInterface = object
 
 SOURCE_ROOT = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def build() -> Path:
     """Compile and install the library; returns its path. Raises ``BuildFailed``."""
     began_s = time.time()
     compiler = _tool(*COMPILERS)
-    named = bool(os.environ.get("CXX"))  # with arguments perhaps, which CMake knows to take apart
+    named = bool(os.environ.get("CXX"))  # may contain arguments, which CMake splits off
     if not compiler and not named:
         looked_for = ", ".join(COMPILERS)
         raise BuildFailed(f"no C++ compiler found (looked for {looked_for}); install g++ or clang")
@@ -69,7 +69,7 @@ def build() -> Path:
     generator = ["-G", "Ninja"] if (ninja := _tool("ninja")) else []
     program = [f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
     if (cache := BUILD_FOLDER / "CMakeCache.txt").exists():
-        cache.unlink()  # a cache from another compiler or build environment misleads
+        cache.unlink()  # it may be from another compiler or build environment
     folders = ["-S", str(SOURCE_ROOT / "native"), "-B", str(BUILD_FOLDER)]
     compile_with = [] if named else [f"-DCMAKE_CXX_COMPILER={compiler}"]
     release = "-DCMAKE_BUILD_TYPE=Release"
@@ -77,14 +77,15 @@ def build() -> Path:
     _run([cmake, "--build", str(BUILD_FOLDER)])
     fresh = LIBRARY_PATH.with_suffix(f".{os.getpid()}.new")
     shutil.copy(BUILD_FOLDER / LIBRARY_NAME, fresh)
-    # Not when it was linked, which may be long ago, nor now: a source may have changed meanwhile.
+    # Date the library to the start of the build. The link may be much older, if nothing had to be
+    # linked again; the copy is too new, since a source may have changed during the build.
     os.utime(fresh, (began_s, began_s))
     fresh.replace(LIBRARY_PATH)
     return LIBRARY_PATH
 
 
 def is_stale() -> bool:
-    """Whether there is no library, or one that is older than a source."""
+    """Whether the library is missing or older than a source."""
     if not LIBRARY_PATH.exists():
         return True
     built_s = LIBRARY_PATH.stat().st_mtime
@@ -93,8 +94,8 @@ def is_stale() -> bool:
 
 
 class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ships no types
-    """Compiles before files are collected, for wheels and editable installs alike: the library,
-    and the pager's core (``services/compile_cores.py``)."""
+    """Compiles the library and the pager's core (``services/compile_cores.py``) before files are
+    collected, for wheels and editable installs alike."""
 
     PLUGIN_NAME = "custom"
 
@@ -107,7 +108,7 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling 
             build()
         except BuildFailed as error:
             if version != "editable":
-                # pip hides warnings, and a wheel for every machine would stay in its cache.
+                # pip hides warnings, and would keep the platform-independent wheel in its cache.
                 self.app.abort(f"pagemesh's native library was not built, so no wheel is: {error}")
             self.app.display_warning(
                 f"pagemesh is installed without its native library: {error}. "

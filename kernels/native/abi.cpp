@@ -1,4 +1,5 @@
-// The entry points: which level runs, and the operations that need no vectors of their own.
+// The library's entry points: they choose the level and dispatch to its kernels. Operations that
+// use no vectors are implemented here.
 #include "pagemesh_native.h"
 
 #include <string.h>
@@ -16,7 +17,8 @@
 namespace {
 
 #if defined(__x86_64__)
-// Whether this CPU has tiles of bfloat16, and the system lets this process use them.
+// Whether this CPU has tiles of bfloat16 and the system lets this process use them, which has to be
+// requested.
 bool has_tiles() {
 #if defined(PM_HAS_AMX)
   unsigned a, b, c, d;
@@ -40,7 +42,7 @@ bool has_bfloat_products() {
 #endif
 }
 
-bool has_half_floats() {  // not every compiler can be asked
+bool has_half_floats() {  // not every compiler's __builtin_cpu_supports knows f16c
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
@@ -67,7 +69,7 @@ bool is_intel_or_zen_3_or_4() {
   unsigned a, b, c, d;
   if (!__get_cpuid(0, &a, &b, &c, &d)) return false;
   if (b != signature_AMD_ebx) return b == signature_INTEL_ebx;
-  constexpr unsigned kFamily = 0x19;  // the base family and the extended one
+  constexpr unsigned kFamily = 0x19;  // base family + extended family
   return __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 0xf) + (a >> 20 & 0xff) == kFamily;
 #else
   return false;

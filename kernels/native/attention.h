@@ -1,15 +1,16 @@
-// Attention of ragged rows over paged K and V: how it is spread over threads.
-// The arithmetic of a block, and why no rounding depends on the spread: attention_block.h.
+// Attention of ragged rows over paged K and V: how the work is divided among threads.
+// attention_block.h has the arithmetic of a block, and the reason why no rounding depends on the
+// division.
 #pragma once
 
 #include "attention_tile.h"
 
 namespace {
 
-// Below some 80 us of work (see parallel.h), in multiply-adds.
+// In multiply-adds, some 80 us of work; below that one thread is enough (see parallel.h).
 constexpr long kAttentionWork = 1 << 20;
 constexpr long kUnitsPerThread = 8;
-// What the states of spans may take at once: without it they grow with threads times context.
+// Limit of the memory for the states of spans, which would grow with threads times context.
 constexpr long kSpanStatesBytes = 64L << 20;
 
 inline long attention_work(const AttentionCall& call) {
@@ -21,15 +22,16 @@ inline long attention_work(const AttentionCall& call) {
   return positions * call.group * call.pages.kv_heads * call.pages.head_dim * 2;
 }
 
-// Queries of a tile for each KV head. The more, the less often K and V are read; and yet so few
-// that each thread has several tiles, the last of which others wait for.
+// Queries in a tile, per KV head. The more there are, the less often K and V are read. But each
+// thread should have several tiles, so that threads do not wait long for the one with the last
+// tile.
 inline long unit_queries_of(const AttentionCall& call, int threads) {
   const long each = call.rows * call.group * call.pages.kv_heads / (kUnitsPerThread * threads);
   return each < kUnitQueriesMin ? kUnitQueriesMin : each < kUnitQueriesMax ? each : kUnitQueriesMax;
 }
 
-// How a batch's rows are spread: made once a step, used by every layer. Tiles go to threads
-// whole, or by span when there are too few of them to go round.
+// How a batch's rows are divided among threads: made once per step, used by every layer. Threads
+// take whole tiles, or single spans of them if there are too few tiles for all threads.
 struct AttentionPlan {
   long unit_queries = kUnitQueriesMin;
   Tile* tiles = nullptr;
@@ -49,7 +51,7 @@ struct AttentionPlan {
 
 void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan) {
   plan->tiles = pm::take<Tile>(static_cast<size_t>(call.rows));
-  // Not so few tiles that threads are left without.
+  // Joining more sequences in a tile would leave too few tiles for all threads.
   const long joined_max = call.rows * call.pages.kv_heads / (2 * threads);
   plan->unit_queries = unit_queries_of(call, threads);
   plan->tile_count = make_tiles(call, plan->unit_queries, joined_max, plan->tiles);
@@ -71,7 +73,7 @@ void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan)
   }
   spans.first_unit[plan->tile_count] = units;
   spans.unit_floats = rows_max * call.group * state_floats(call.width);
-  const long floats = call.pages.kv_heads * spans.unit_floats;  // of a unit
+  const long floats = call.pages.kv_heads * spans.unit_floats;  // per unit
   const long places = kSpanStatesBytes / (floats * static_cast<long>(sizeof(float)));
   spans.round_units = units <= places ? units : places > 2 ? places - 1 : 1;
   const long taken = units < spans.round_units + 1 ? units : spans.round_units + 1;
@@ -84,7 +86,7 @@ void attend_tiles(const AttentionCall& call, const AttentionPlan& plan, pm::Coun
   const long kv_heads = call.pages.kv_heads;
   long unit, end;
   while (work.take(plan.tile_count * kv_heads, 1, &unit, &end)) {
-    // Last tiles first: within a chunk they see the most.
+    // Last tiles first: within a chunk they attend to the most positions.
     whole_tile<T>(call, plan.tiles[plan.tile_count - 1 - unit / kv_heads], unit % kv_heads,
                   scratch);
   }
@@ -97,7 +99,7 @@ void attend_spans(const AttentionCall& call, const SpanPlan& plan, pm::Counter& 
   const bool first_thread = pm::thread_index() == 0;
   long at, end;
   for (Round round{0, 0}; round.end < units;) {
-    if (round.end) {  // places of states are free once all are merged
+    if (round.end) {  // the states' places are free once all of them are merged
       pm::barrier();
       if (first_thread) merges.begin_anew();
     }
@@ -127,10 +129,11 @@ void attend(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& w
   });
 }
 
-// 0, or 1 + the first row without pages in the pool for all that it sees.
+// Returns 0, or 1 + the first row whose sequence or position is invalid, or which attends to a
+// position that has no page in the pool.
 long check_rows(const AttentionCall& call, long sequences) {
   const PmPages& pages = call.pages;
-  long checked_first = 0, checked_end = 0;  // pages of the sequence at hand that were looked at
+  long checked_first = 0, checked_end = 0;  // pages of the current sequence already checked
   for (long row = 0; row < call.rows; ++row) {
     const long sequence = call.row_sequence[row], position = call.row_position[row];
     if (sequence < 0 || sequence >= sequences || position < 0) return 1 + row;

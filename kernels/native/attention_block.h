@@ -25,18 +25,18 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
 constexpr int kRunQueriesMax = PM_LEVEL >= 2 ? 8 : kTileQueries;
-constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
-constexpr int kFetchRuns = 2;     // of a block; the others compute alone
-constexpr int kTurnsMax = 8;      // of so many runs each fetches its share instead
-constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;  // timed with AVX2 alone
+constexpr int kFetchQueries = 4;  // longer runs are bound by arithmetic
+constexpr int kFetchRuns = 2;     // of a block that prefetch; the others only compute
+constexpr int kTurnsMax = 8;      // up to this many runs take turns at prefetching
+constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;  // measured with AVX2 only
 
-// Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
+// Vectors of sums for each of Q queries that fit in registers at a time, besides the operands.
 template <int Q>
 constexpr int kHeldVectors = PM_LEVEL == 1 && Q > 1 ? (Q == 2 ? 2 : 1)
                              : Q > kTileQueries     ? 2
                                                     : kBlockVectors;
 
-// Queries of a run at most: over codes more, which share what it takes to widen them.
+// The most queries of a run: more over narrow codes, because they share the cost of widening them.
 template <typename T>
 constexpr int kRunQueries = sizeof(typename T::Code) < 4 ? kRunQueriesMax : kTileQueries;
 
@@ -54,11 +54,11 @@ struct AttentionCall {
   float scale;
   long width;                 // head_dim rounded up to whole vectors
   float soft_cap = INFINITY;  // none
-  long window = LONG_MAX;     // positions a row sees at most, its own included
+  long window = LONG_MAX;     // the most positions a row attends to, its own included
 };
 
-// Softmax state of one query: peak, sum of exponentials, weighted sum of V. A score that is no
-// number makes the sum none for good, whatever the peak and the values then are.
+// Softmax state of one query: peak, sum of exponentials, weighted sum of V. A NaN score makes the
+// sum NaN for good, whatever becomes of the peak and the values.
 struct State {
   float* words;
   float& peak() const { return words[0]; }
@@ -95,41 +95,43 @@ void write_out(const AttentionCall& call, long row, long head, State state) {
   }
 }
 
-// What comes next is fetched while a run computes, once or twice: long before it is read and, since
-// some of that is dropped when much is under way, again one vector or strip before. Or runs that
-// share a block take turns at its lines, which spreads them over their arithmetic.
+// How a run prefetches while it computes. kOnce: long before the data is read. kTwice: also one
+// vector or strip before, since some prefetches are dropped when many are outstanding. kInTurn:
+// runs that share a block take turns at its cache lines, which spreads the prefetches over their
+// arithmetic.
 enum class Fetch { kNothing, kOnce, kTwice, kInTurn };
 
-// Whether that pays where memory is fetched far, as it was timed with AVX2 on a Zen 3.
+// Whether kTwice pays where fetches_far is set, as measured with AVX2 on a Zen 3.
 template <typename T, int Q>
 constexpr bool kFetchesTwice =
     PM_LEVEL == 1 && sizeof(typename T::Code) == 4 && Q >= 2 && Q <= kFetchQueries;
 
-// A run of queries and what a block does to them: states and packed queries lie one after the
-// other, [run][state_floats] and [run][head_dim]; `weights` is [run][64], `keep` [run].
+// A run of neighbouring queries and their buffers for a block: packed queries `q`
+// [count][head_dim], `states` [count][state_floats], `weights` [count][64], and `keep` [count], the
+// factors by which earlier sums are scaled.
 struct Run {
   const float* q;
   float* states;
   float* weights;
   float* keep;
   int count;
-  Slots slots;               // of the block that some query sees
-  int all_end;               // those before it every query sees
-  int ends[kRunQueriesMax];  // of each query
+  Slots slots;               // slots of the block to which some query attends
+  int all_end;               // every query attends to those before this one
+  int ends[kRunQueriesMax];  // end of each query's slots
   Fetch fetch;
-  int turn = 0, turns = 1;  // of so many lines the one that it fetches
+  int turn = 0, turns = 1;  // kInTurn: of `turns` lines it prefetches line `turn`
 };
 
-// Whether they do: over floats, with AVX-512, where it was timed.
+// Whether runs use kInTurn: over float32 with AVX-512, where it was measured.
 template <typename T>
 constexpr bool kTakesTurns = PM_LEVEL >= 2 && sizeof(typename T::Code) == 4;
 
-// Of so many vectors of codes one begins a cache line.
+// Vectors of codes in a cache line.
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Fetches ahead for a run of so many queries. Of long runs those over codes alone do, which are
-// two short ones in one. What comes in one burst is dropped in part.
+// Prefetches a line for a run of `queries` queries. Into L1, long runs do not, except the longest,
+// which exist only over narrow codes and are like two short ones. Part of a burst is dropped.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);
@@ -138,13 +140,13 @@ inline void fetch(const void* memory, bool far, int queries) {
   }
 }
 
-// While a block's K is read its V is fetched, and during V the next block's K, which has as many
-// vectors.
+// Scores of N vectors of slots from `vector` on. While a block's K is read its V is prefetched, and
+// while V is read the next block's K, which has as many vectors.
 template <typename T, int Q, int N, Fetch FETCH>
 void scores(const AttentionCall& call, const Block<T>& block, const Run& run, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
-  const bool far = pm::fetches_far;  // a copy, or it is read for every line
+  const bool far = pm::fetches_far;  // a copy: the global would be read for every line
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
@@ -185,7 +187,7 @@ void scores(const AttentionCall& call, const Block<T>& block, const Run& run, in
   }
 }
 
-// Caps the scores of vector j and hides those of slots that are not seen.
+// Caps the scores of vector j and sets those outside `slots` to minus infinity.
 inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
   if (call.soft_cap < INFINITY) score = capped(score, call.soft_cap);
   const int end = slots.end - j * kLanes, first = slots.first - j * kLanes;
@@ -193,7 +195,7 @@ inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
   return first > 0 ? fill_below(score, first, -INFINITY) : score;
 }
 
-// Scores of vectors [low, high), as many at a time as there are kernels for.
+// Scores of vectors [low, high), as many at a time as the instantiated kernels take.
 template <typename T, int Q>
 void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run, int low, int high,
                 V (*out)[kBlockVectors]) {
@@ -217,13 +219,14 @@ void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run
   if (low < high) scores<T, Q, 1, kNothing>(call, block, run, low, out);
 }
 
-// Softmax numerators of the block's slots, and by how much to scale what was summed before.
+// Computes the softmax numerators of the block's slots and the factors for earlier sums (`keep`),
+// and updates peaks and sums.
 template <typename T, int Q>
 void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   V score[Q][kBlockVectors];
   const int low = run.slots.first / kLanes, high = (run.slots.end + kLanes - 1) / kLanes;
   all_scores<T, Q>(call, block, run, low, high, score);
-  float fall[kLanes] = {};  // of the peaks; their exponentials are taken at once
+  float fall[kLanes] = {};  // old peak - new peak; all exponentials are taken at once
   for (int i = 0; i < Q; ++i) {
     V peaks = splat(-INFINITY);
     for (int j = 0; j < kBlockVectors; ++j) {
@@ -253,12 +256,13 @@ void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   }
 }
 
-// Adds the weighted rows of V to N vectors of columns from `at` on; if TAIL, in part beyond them.
+// Adds the weighted rows of V to N vectors of columns from `at` on. TAIL: the vector ends beyond
+// the last column.
 template <typename T, int Q, int N, Fetch FETCH, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
   const int lanes = lanes_at(at, columns);
-  const bool far = pm::fetches_far;  // a copy, or it is read for every line
+  const bool far = pm::fetches_far;  // a copy: the global would be read for every line
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     const float* values = state_at(run.states, i, call.width).values() + at;
@@ -279,16 +283,16 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
       value[j] = TAIL ? T::decode_some(from, lanes) : T::decode(from + j * kLanes);
     }
     for (int i = 0; i < Q; ++i) {
-      if (!by_all && slot >= run.ends[i]) continue;  // nor may what is there be multiplied by 0
+      if (!by_all && slot >= run.ends[i]) continue;  // not even times 0: it may be a NaN
       V weight = splat(run.weights[i * kBlock + slot]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
     }
   };
-  // The slots of a strip fetch its share of the next K, in order.
+  // The slots of a strip prefetch its share of the next block's K, in order.
   int due = run.slots.first + run.turn;
   static_assert(kLanes % N == 0, "vectors of K are fetched N rows at a time");
   const long stride = block.key_stride, rows = call.width;
-  const bool split = N < kLineVectors<T> && stride == kLanes;  // a line has rows of several slots
+  const bool split = N < kLineVectors<T> && stride == kLanes;  // slots share a cache line
   const auto add_slots = [&](int slot, int end, bool by_all) {
     while (slot < end) {
       const long line = at / kLanes * kBlock + slot * N, row = line % rows, left = (rows - row) / N;
@@ -371,8 +375,8 @@ void take_run(const AttentionCall& call, const Block<T>& block, const Run& run, 
   }
 }
 
-// Takes a block into the states of all runs: first K for everyone, then V a strip of columns at a
-// time, so that what is shared stays in the nearest cache.
+// Adds a block to the states of all runs: first K for every run, then V, one strip of columns at a
+// time, so that the data which runs share stays in L1.
 template <typename T>
 void take_block(const AttentionCall& call, const Block<T>& block, const Run* runs, int run_count) {
   for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {0, 0});

@@ -1,12 +1,12 @@
-// What becomes of scores that have a cap, or that are not seen.
+// Soft caps of scores, and masks for scores before a window.
 #pragma once
 
 #include "kernels.h"
 
 namespace {
 
-// cap * tanh(x / cap), to a few ulp of float32: by tanh(y) = 1 - 2 / (e^2y + 1), and by the first
-// terms of its series up to 1/4, where the difference would cancel.
+// cap * tanh(x / cap), to a few ulp of float32: by tanh(y) = 1 - 2 / (e^2y + 1), and for |y| < 1/4,
+// where that difference would cancel, by the first terms of the Taylor series.
 inline V capped(V x, float cap) {
   constexpr float kSmall = 0.25f;
   const V y = mul(x, splat(1.0f / cap)), magnitude = max(y, sub(zero(), y));

@@ -1,4 +1,4 @@
-// Where the K and V of a block of 64 positions are, in the pages of one sequence.
+// Locates the K and V of a block of 64 positions in the pages of one sequence.
 #pragma once
 
 #include <string.h>
@@ -23,24 +23,24 @@ struct HeadPages {
   }
 };
 
-// Slots of a block; those outside take part in nothing.
+// Slots [first, end) of a block; the others take no part.
 struct Slots {
   int first, end;
 };
 
-// Where a block's slots are. K vector j at dimension d: keys[j] + d * key_stride.
+// The addresses of a block's slots. K vector j at dimension d: keys[j] + d * key_stride.
 template <typename T>
 struct Block {
   using Code = typename T::Code;
   const Code* keys[kBlockVectors];
-  const Code* next_keys[kBlockVectors];  // of the block after it, to fetch ahead
+  const Code* next_keys[kBlockVectors];  // of the following block, to prefetch
   long key_stride;
   const Code* values[kBlock];
   float key_scales[T::kScaled ? kBlock : 1];
   float value_scales[T::kScaled ? kBlock : 1];
 };
 
-// Where the K vectors of slots of the block at `start` are, in pages of whole vectors.
+// Locates the K vectors of `slots` of the block at position `start`, in pages of whole vectors.
 template <typename T>
 void locate_keys(const HeadPages<T>& head, long start, Slots slots,
                  const typename T::Code** keys) {
@@ -50,7 +50,8 @@ void locate_keys(const HeadPages<T>& head, long start, Slots slots,
   }
 }
 
-// `key_copy`: room for the block's K, [head_dim][64], when vectors cross pages.
+// Locates `slots` of the block at position `start`. `key_copy`: room for the block's K,
+// [head_dim][64], to which K is copied if vectors may cross pages.
 template <typename T>
 void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code* key_copy,
             Block<T>* block) {
@@ -87,9 +88,9 @@ void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code*
   for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
 }
 
-// The first line of K, of V and of scales of each vector of the next block: what their addresses
-// stand for is looked up for all of them at once. Fetches that have to wait for that, one after
-// the other, hold up what comes behind them.
+// Prefetches the first line of K, of V and of the scales of each vector of the next block, so that
+// their addresses are translated (TLB misses) all at the same time. Prefetches that wait for this
+// one after the other hold up those behind them.
 template <typename T>
 void touch_next(const PmPages& pages, const Block<T>& block) {
   for (const auto* keys : block.next_keys) {
@@ -100,7 +101,7 @@ void touch_next(const PmPages& pages, const Block<T>& block) {
       prefetch_far(scales_of(pages, codes));
       prefetch_far(scales_of(pages, codes + pages.value_offset));
     }
-    __asm__ volatile("");  // GCC drops loops that do nothing but fetch
+    __asm__ volatile("");  // GCC drops loops that only prefetch
   }
 }
 

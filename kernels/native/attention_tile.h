@@ -1,5 +1,5 @@
-// Tiles: runs of rows that share each block of K and V while it is in cache. They are of one
-// sequence, or of several that begin with the same pages: a prefix that many were given.
+// Tiles: neighbouring rows that share each block of K and V while it is in cache. They belong to
+// one sequence, or to several that begin with the same pages, a shared prefix.
 #pragma once
 
 #include <stdlib.h>
@@ -11,16 +11,16 @@ namespace {
 
 struct Scratch {
   float* q;        // the unit's queries, [query][head_dim]
-  float* span;     // their states within the span at hand
-  float* merged;   // and over the spans before it
+  float* span;     // their states within the current span
+  float* merged;   // their states over the spans before it
   float* weights;  // [query][64]
   float* keep;     // [query]
-  void* keys;      // [head_dim][64] codes, when pages are too small for whole vectors
-  Run* runs;       // of the block at hand
+  void* keys;      // [head_dim][64] codes, if pages do not consist of whole vectors
+  Run* runs;       // of the current block
 };
 
-// `shared`: positions that all rows of the tile read from the same pages, in whole blocks; those
-// after them each row reads from its own. INT_MAX: the rows are of one sequence.
+// `shared`: how many positions, in whole blocks from 0 on, all rows of the tile read from the same
+// pages; later ones each row reads from its own pages. INT_MAX: the rows are of one sequence.
 struct Tile {
   int row, rows, shared;
 };
@@ -30,7 +30,7 @@ struct Rows {
   int first, end;
 };
 
-// Positions [low, limit).
+// Positions [low, limit) to which a row or tile attends.
 struct Reach {
   long low, limit;
 };
@@ -59,7 +59,7 @@ struct Spans {
   long count() const { return end - first; }
 };
 
-// The slots within reach of the block at `start`; none when end <= first.
+// The slots of the block at `start` that are within reach; none if end <= first.
 inline Slots slots_of(Reach reach, long start) {
   const long low = reach.low - start, limit = reach.limit - start;
   return {static_cast<int>(low < 0 ? 0 : low < kBlock ? low : kBlock),
@@ -74,8 +74,8 @@ void pack_queries(const AttentionCall& call, Tile tile, long kv_head, Scratch& s
   }
 }
 
-// A run of `count` queries of a tile, from `query` on, over the block at `start`; they see it from
-// the same slot on.
+// A run of `count` queries of a tile, from `query` on, over the block at `start`; all of them
+// attend to it from the same slot on.
 Run run_at(const AttentionCall& call, Tile tile, long start, long query, int count,
            const Scratch& scratch) {
   Run run{scratch.q + query * call.pages.head_dim,
@@ -97,8 +97,9 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
   return run;
 }
 
-// Which runs of a block fetch what comes next: of those that see all of it the first ones, or each
-// its share. Of several runs the later ones find what the first one read.
+// Decides which runs of a block prefetch what comes next: of those that attend to its last slot,
+// the first ones, or all in turn. Only a single run prefetches twice: of several, the later ones
+// find in cache what the first one has read.
 template <typename T>
 void share_fetches(Run* runs, int run_count) {
   int whole = 0, fetching = 0;
@@ -114,8 +115,8 @@ void share_fetches(Run* runs, int run_count) {
   if (run_count == 1 && whole && pm::fetches_far) runs[0].fetch = Fetch::kTwice;
 }
 
-// One block for all queries of some rows of a tile: in even runs of those that see it all, of
-// those that see its beginning, and singly those that do not.
+// Computes one block for all queries of some rows of a tile. Neighbouring queries that attend to
+// all of it, or to its beginning, form runs of even length; the others are computed one by one.
 template <typename T>
 void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>& block, long start,
                 Scratch& scratch) {
@@ -144,14 +145,15 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
   take_block(call, block, scratch.runs, run_count);
 }
 
-// Blocks of [begin, end) for some rows of a tile, from the pages of the first of them.
+// Computes the blocks of positions [begin, end) for some rows of a tile, from the pages of the
+// first of these rows.
 template <typename T>
 void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, long begin,
                  long end, Scratch& scratch) {
   const int first = tile.row + rows.first;
   const HeadPages<T> head{call.pages, call.tables + call.table_indptr[call.row_sequence[first]],
                           kv_head};
-  // What rows of several sequences take together, each of them sees whole.
+  // Blocks that rows of several sequences share are wholly within the reach of each row.
   const bool alike = tile.shared == INT_MAX;
   const Reach reach = alike ? reach_of(call, tile) : reach_of(call, first);
   end = end < reach.limit ? end : reach.limit;
@@ -159,7 +161,7 @@ void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, 
   for (long start = begin; start < end; start += kBlock) {
     const Slots slots = slots_of(reach, start);
     locate(head, start, slots, static_cast<typename T::Code*>(scratch.keys), &block);
-    // What is not there has nothing to fetch.
+    // Where there is no next block or no slot, an address that is valid to prefetch.
     for (auto& keys : block.next_keys) keys = block.keys[slots.first / kLanes];
     for (int slot = 0; slot < slots.first; ++slot) block.values[slot] = block.values[slots.first];
     const long next = start + kBlock;
@@ -177,7 +179,7 @@ void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Sc
   for (long query = 0; query < tile.rows * call.group; ++query) {
     State state = state_at(scratch.span, query, call.width);
     memset(state.words, 0, sizeof(float) * static_cast<size_t>(state_floats(call.width)));
-    state.peak() = -FLT_MAX;  // that of nothing: a score of minus infinity is still below
+    state.peak() = -FLT_MAX;  // of no scores: a score of minus infinity is still below
   }
   const Reach reach = reach_of(call, tile);
   const long begin = span * kSpan > reach.low ? span * kSpan : reach.low / kBlock * kBlock;
@@ -216,14 +218,15 @@ void whole_tile(const AttentionCall& call, Tile tile, long kv_head, Scratch& scr
   }
 }
 
-// Units [begin, end).
+// Units [begin, end) of a SpanPlan.
 struct Round {
   long begin, end;
 };
 
-// Spans of few rows spread over threads: states kept aside, merged in order after a barrier. Units
-// are (tile, span), and as many as there is room for make a round. The room is a ring with a place
-// more: where a round ends within a tile, what was merged so far waits in place of its last unit.
+// How the spans of few rows are divided among threads. A unit is one span of one tile. The states
+// of units are kept until a barrier and then merged in order. As many units as there is room for
+// make a round. The room is a ring with one place more: where a round ends within a tile, what was
+// merged so far stays in the place of the round's last unit.
 struct SpanPlan {
   const Tile* tiles;
   long tile_count;
@@ -258,7 +261,7 @@ void span_unit(const AttentionCall& call, const SpanPlan& plan, long unit, long 
   memcpy(plan.states_of(call, unit, kv_head), scratch.span, sizeof(float) * floats);
 }
 
-// Merges the spans of a tile that a round has taken.
+// Merges the spans of a tile that a round has computed, and writes out the rows that are complete.
 void merge_tile(const AttentionCall& call, const SpanPlan& plan, Round round, long index,
                 long kv_head) {
   const Tile tile = plan.tiles[index];
@@ -291,7 +294,7 @@ struct ThreadScratch {
   Scratch scratch;
   void* memory;
 
-  // For tiles of up to `unit_queries` for each KV head.
+  // For tiles of up to `unit_queries` queries per KV head.
   ThreadScratch(const AttentionCall& call, long unit_queries) {
     const long queries = call.group > unit_queries ? call.group : unit_queries;
     const long states = queries * state_floats(call.width);
@@ -313,7 +316,7 @@ struct ThreadScratch {
   ~ThreadScratch() { free(memory); }
 };
 
-// Positions, in whole blocks, that two rows read from the same pages.
+// How many positions from 0 on, in whole blocks, two rows read from the same pages.
 long shared_positions(const AttentionCall& call, long row, long other) {
   const int32_t* own = call.tables + call.table_indptr[call.row_sequence[row]];
   const int32_t* others = call.tables + call.table_indptr[call.row_sequence[other]];
@@ -324,9 +327,10 @@ long shared_positions(const AttentionCall& call, long row, long other) {
   return pages * call.pages.page_size / kBlock * kBlock;
 }
 
-// Rows side by side of one sequence. Under a window their positions must be neighbours, so that
-// every position within reach of a tile is within that of one of its rows. Or single rows of up
-// to `joined_max` sequences, most of whose positions are shared. At most `unit_queries` for each
+// Divides the rows into tiles; returns how many. A tile is either neighbouring rows of one
+// sequence, or single rows of up to `joined_max` sequences that share most of their positions.
+// Under a window only the former, and with neighbouring positions, so that every position within
+// the tile's reach is within that of one of its rows. A tile has at most `unit_queries` queries per
 // KV head, or one row.
 long make_tiles(const AttentionCall& call, long unit_queries, long joined_max, Tile* tiles) {
   const long rows_max = call.group >= unit_queries ? 1 : unit_queries / call.group;

@@ -1,5 +1,5 @@
-// Microseconds of a clock that only goes forward. Each level has a copy of its own: the linker must
-// not take that of another.
+// A monotonic clock in microseconds. Each level compiles its own copy, which the linker must not
+// merge with another level's.
 #pragma once
 
 #include <time.h>

@@ -1,7 +1,7 @@
-// What may come next, guessed from what came before: where the last tokens stood before, what
-// followed them is likely to follow again (prompt lookup, Saxena 2023). A guess is a *draft* until
-// the step that computes it has drawn what precedes it; so a wrong one costs a row, and no bit of
-// any result.
+// Drafts for speculative decoding, guessed from the context: the tokens that followed an earlier
+// occurrence of the last tokens are likely to follow again (prompt lookup, Saxena 2023). The step
+// that computes a draft also draws the token in its place, which tells whether the draft was right.
+// A wrong one costs a row, and changes no bit of any result.
 #pragma once
 
 #include <stdint.h>
@@ -9,31 +9,31 @@
 namespace pm {
 namespace {
 
-constexpr long kMatchMin = 3;   // fewer equal tokens say little
-constexpr long kMatchLong = 8;  // so many say a lot: how often guesses are right is told apart
-constexpr long kMatchMax = 16;  // more say no more
-// Rows whose arithmetic takes about as long as fetching the weights for all of them.
+constexpr long kMatchMin = 3;   // shorter matches predict little
+constexpr long kMatchLong = 8;  // from this length on, chances are estimated separately
+constexpr long kMatchMax = 16;  // longer matches predict no better
+// The number of rows whose arithmetic takes about as long as reading the weights once.
 constexpr float kRowsAStream = 4.0f;
-constexpr float kFirstChances[] = {0.4f, 0.9f};  // until something is known, by kMatchLong
-constexpr float kNews = 1.0f / 8;  // what one guess weighs, against all before it
+constexpr float kFirstChances[] = {0.4f, 0.9f};  // initial estimates: short matches, long ones
+constexpr float kNews = 1.0f / 8;  // weight of one guess against all before it
 
-// Where a run of tokens ends that the last ones are, too. A length of 0: there is none.
+// An earlier occurrence of the last `length` tokens, at [end - length, end). Length 0: there is
+// none.
 struct Match {
   long end = 0, length = 0;
 
   bool is_long() const { return length >= kMatchLong; }
 };
 
-// The last place up to `end`, and not before `length`, where the last `length` tokens end, too; 0:
-// there is none.
+// The last place in [length, end] before which the last `length` tokens occur; 0 if there is none.
 inline long last_place(const uint32_t* history, long count, long end, long length) {
-  constexpr long kBlock = 32;  // places looked at together, so that compilers make vectors of it
+  constexpr long kBlock = 32;  // places compared together, so that compilers vectorise it
   const uint32_t* last = history + count;
   for (; end - length >= kBlock; end -= kBlock) {
     const uint32_t* places = history + end - kBlock + 1;
     uint32_t same[kBlock], any = 1;
     for (long j = 0; j < kBlock; ++j) same[j] = 1;
-    // What makes a match longer than the one before is seldom there: that first.
+    // The oldest token first: it makes the match longer than the one before, and seldom matches.
     for (long back = length; back > 0 && any; --back) {
       any = 0;
       for (long j = 0; j < kBlock; ++j) any |= same[j] &= places[j - back] == last[-back];
@@ -50,7 +50,7 @@ inline long last_place(const uint32_t* history, long count, long end, long lengt
   return 0;
 }
 
-// The longest match in `history`; the latest of equally long ones.
+// The longest match in `history`; of equally long ones the latest.
 inline Match longest_match(const uint32_t* history, long count) {
   Match found;
   long end = count - 1;
@@ -66,8 +66,8 @@ inline Match longest_match(const uint32_t* history, long count) {
   return found;
 }
 
-// What followed a match, `wanted` tokens of it. It may reach into the drafts: so what repeats goes
-// on repeating.
+// Writes the `wanted` tokens that followed a match. Beyond the history these are the drafts
+// themselves, so that a repetition goes on.
 inline void draft(const uint32_t* history, long count, const Match& match, long wanted,
                   int64_t* to) {
   for (long i = 0; i < wanted; ++i) {
@@ -76,9 +76,9 @@ inline void draft(const uint32_t* history, long count, const Match& match, long 
   }
 }
 
-// How many of the next guesses are worth a row each, in a step of `sequences` besides: when they are
-// right more often than a row costs, as a share of what a token costs without them. `chance`: that
-// a guess is right if those before it are.
+// How many drafts are worth a row each, in a step that has `sequences` rows without them: those
+// that are right at least as often as the cost of a row, relative to that of a token without
+// drafts. `chance`: the probability that a guess is right if those before it are.
 inline long wanted_drafts(float chance, long sequences, long each_max) {
   const float rows = static_cast<float>(sequences), cost = rows / (rows + kRowsAStream);
   long count = 0;
@@ -86,7 +86,8 @@ inline long wanted_drafts(float chance, long sequences, long each_max) {
   return count;
 }
 
-// The first `right` of some guesses were right; `ends`: the one after them was not.
+// Updates an estimate: the first `right` guesses were right; if `ends`, the one after them was
+// wrong.
 inline void learn(float* chance, long right, bool ends) {
   for (long i = 0; i < right; ++i) *chance += kNews * (1.0f - *chance);
   if (ends) *chance -= kNews * *chance;

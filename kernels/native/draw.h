@@ -1,5 +1,5 @@
-// Draws a column of a row by the softmax of what is in it. A row's result depends on nothing but
-// the row, its temperature and its uniform: every sum is taken in an order of its own.
+// Draws a column of a row from the softmax of its values. A row's result depends on nothing but the
+// row, its temperature and its uniform: every sum has a fixed order.
 #pragma once
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr long kDrawWork = 2;  // what an element costs, by those of other rows (see kRowWork)
+constexpr long kDrawWork = 2;  // cost of an element relative to other row operations (kRowWork)
 
 inline long sum_blocks(long width) { return (width + PM_SUM_BLOCK - 1) / PM_SUM_BLOCK; }
 
@@ -44,7 +44,8 @@ struct Distribution {
   }
 };
 
-// Sums of blocks find the block, a running sum within it finds the place.
+// Finds the column to draw: its block by the blocks' sums, its place by a running sum within the
+// block. A `block` of -1: the sum is not finite.
 struct Aim {
   double target, running;
   long block;
@@ -52,7 +53,8 @@ struct Aim {
   Aim(const double* sums, long blocks, double uniform) : running(0.0), block(0) {
     double whole = 0.0;
     for (long at = 0; at < blocks; ++at) whole += sums[at];
-    // A uniform below 1 never makes the whole sum, however it rounds; one of 1 would.
+    // For a uniform of 1. With one below 1 the product is less than the whole sum, however it
+    // rounds.
     target = fmin(uniform * whole, nextafter(whole, 0.0));
     if (!(whole < INFINITY)) block = -1;
     while (block >= 0 && running + sums[block] <= target) running += sums[block++];
@@ -60,7 +62,7 @@ struct Aim {
 
   long place(const float* weights, long count) const {
     double sum = running;
-    long found = 0;  // the last that weighs anything, should the two ways to sum round differently
+    long found = 0;  // or the last with a weight: the two ways to sum may round differently
     for (long i = 0; i < count; ++i) {
       if (weights[i] > 0.0f) found = i;
       sum += static_cast<double>(weights[i]);
@@ -70,7 +72,7 @@ struct Aim {
   }
 };
 
-// `weights`: [width], or null.
+// Draws without limits. `weights`: [width], or null; `sums`: [blocks].
 inline long draw_free(const float* in, long width, float temperature, double uniform,
                       float* weights, double* sums) {
   const Distribution row = {in, width, highest_of(in, width), temperature};

@@ -1,6 +1,6 @@
-// Masks, biases and penalties of rows, and back. What is touched is a small part of a row, and
-// lies anywhere in it: it is brought together a block at a time, so that the processor waits for
-// many places of memory at once and computes several values at a time.
+// Applies masks, biases and penalties to rows, and undoes them. The columns touched are few, and
+// scattered over a row. Their values are gathered a block at a time, so that cache misses overlap
+// and the arithmetic is vectorised.
 #include <math.h>
 
 #include "pagemesh_native.h"
@@ -8,10 +8,10 @@
 
 namespace {
 
-constexpr long kEditWork = 1 << 16;  // below which one thread is enough (see parallel.h)
+constexpr long kEditWork = 1 << 16;  // columns below which one thread is enough (see parallel.h)
 constexpr long kEditBlock = 256;
 
-// Calls visit(place in `saved`, column) for all that is touched.
+// Calls visit(place in `saved`, column) for every column that `edits` touches.
 template <typename Visit>
 void for_touched(const PmEdits& edits, long width, Visit visit) {
   const auto some = [&](const int64_t* columns, long count, long first) {
@@ -30,7 +30,8 @@ void for_touched(const PmEdits& edits, long width, Visit visit) {
   all(edits.counted, edits.counted_count, at);
 }
 
-// Calls change(values, first, count) for the values of columns[first, first + count).
+// Gathers the values of `columns` a block at a time, calls change(values, first, count) for those
+// of columns[first, first + count), and writes them back.
 template <typename Change>
 void for_blocks(float* row, const uint32_t* columns, long count, Change change) {
   float values[kEditBlock];

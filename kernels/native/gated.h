@@ -1,6 +1,7 @@
-// out = silu(x * gate^T + bias) * (x * up^T + bias), gate and up being the halves of one packed
-// weight. Sums of both halves stay in cache until they meet, so that a product twice as wide as
-// its result is never written. The arithmetic, element by element, is linear's and silu_mul's.
+// out = silu(x * gate^T + bias) * (x * up^T + bias), where gate and up are the halves of one packed
+// weight. The sums of both halves stay in cache until they are combined, so that the product, twice
+// as wide as the result, is never written to memory. Each element has the bits that linear and
+// silu_mul give.
 #pragma once
 
 #include "linear.h"
@@ -8,20 +9,20 @@
 
 namespace {
 
-// Halves that begin with a panel each; `n` is that of the joined weight.
+// Whether each half consists of whole panels; `n` is the width of the joined weight.
 inline bool can_gate(long n) { return n % (2 * kLanes) == 0; }
 
-// Of a weight that cannot, as for any other.
+// A weight that cannot be gated gets the plan of any other.
 inline LinearPlan plan_gated(long rows, long n, const Weights& weights, int threads) {
   if (!can_gate(n)) return plan_linear(rows, n, weights, threads);
-  // A pair is a panel of each half.
+  // A pair is one panel from each half.
   LinearPlan plan = plan_linear(rows, n / 2, weights, 1, threads, kUnitPanels / 2);
   if (in_pairs(rows, plan.panels, weights, threads)) plan.apart = plan.panels;
   return plan;
 }
 
-// `count` panels from `panel` on, of `height` rows from `row` on, out of held sums
-// [row][panel][16].
+// Combines held sums, [row][panel][16] for each half, into `height` rows from `row` on and `count`
+// panels from `panel` on of `out`.
 void gate_tile(const LinearCall& call, long row, long height, long panel, long count,
                const float* gates, const float* ups) {
   const long half = call.n / 2 / kLanes;
@@ -35,7 +36,7 @@ void gate_tile(const LinearCall& call, long row, long height, long panel, long c
   }
 }
 
-// What block_panels left of a unit, tile by tile.
+// Combines the sums that block_panels left for a unit, tile by tile.
 void gate_unit(const LinearCall& call, const Unit& unit, const float* gates, const float* ups) {
   for (long panel = unit.first; panel < unit.last;) {
     const long width = unit.last - panel >= kTilePanels ? kTilePanels : 1;

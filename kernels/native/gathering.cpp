@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int kLooks = 64;  // before the clock is read
+constexpr int kLooks = 64;  // between two readings of the clock
 
 pm::Patience patience_of_all(0);
 thread_local double own_slept_us = 0;
@@ -66,7 +66,8 @@ void Gathering::wait(int count) {
     return;
   }
   __atomic_store_n(&arrived_, 0, __ATOMIC_RELAXED);
-  // Of this and of the count of sleepers each side writes one before it reads the other.
+  // This side writes meetings_ and then reads sleepers_, a sleeper writes sleepers_ and then reads
+  // meetings_: one of them sees what the other wrote, so that no wake-up is lost.
   __atomic_store_n(&meetings_, seen + 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&sleepers_, __ATOMIC_SEQ_CST)) wake_all(&meetings_);
 }

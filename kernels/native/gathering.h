@@ -1,4 +1,4 @@
-// Where threads wait for each other: awake at first, as long as patience() says, asleep then.
+// A barrier. Threads that wait spin at first, for as long as patience() says, and then sleep.
 #pragma once
 
 #include <stdint.h>
@@ -7,13 +7,14 @@
 
 namespace pm {
 
-// Of all threads of the process. Before the cores are known, and where that cannot be, it is brief.
+// Shared by all threads of the process. Brief until the number of cores is known, or if it cannot
+// be.
 Patience& patience();
 
 class Gathering {
  public:
-  // Returns when `count` threads have called it as often as the caller has. What any of them wrote
-  // before, all of them see then.
+  // Returns when `count` threads have called it as often as the caller has. All of them then see
+  // what any of them wrote before.
   void wait(int count);
 
  private:
@@ -24,7 +25,7 @@ class Gathering {
   uint32_t sleepers_ = 0;
 };
 
-// How long the calling thread has slept in `wait` in all.
+// How long the calling thread has slept in Gathering::wait in total, in microseconds.
 double slept_us();
 
 }  // namespace pm

@@ -1,6 +1,6 @@
-// Publication and reading of page headers, shared between processes that trust nothing but the
-// order of stores. All accesses are atomic words, so that a torn read is a wrong check word and
-// never undefined behaviour.
+// Publishes and reads page headers, which processes share without locks, relying only on the order
+// of stores. All accesses are to atomic words, so that a torn read shows as a wrong check word and
+// is never undefined behaviour.
 #include "pagemesh_native.h"
 
 #include <cstring>
@@ -16,8 +16,8 @@ constexpr uint64_t kUntilMask = (uint64_t{1} << kUntilBits) - 1;
 constexpr int kWaitSpinsMax = 1 << 14;  // a rewrite takes well under a microsecond
 constexpr int kScanTriesMax = 64;
 constexpr long kTokensWord = 8;
-constexpr long kHeaderWordsMax = kTokensWord + 128;  // of 256 tokens, the largest page
-constexpr long kUsualWords = kTokensWord + 8;        // of 16 tokens, as pages mostly have
+constexpr long kHeaderWordsMax = kTokensWord + 128;  // for 256 tokens, the largest page
+constexpr long kUsualWords = kTokensWord + 8;        // for 16 tokens, the usual page
 
 inline uint64_t load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline void store(uint64_t* word, uint64_t value) {
@@ -47,13 +47,14 @@ inline uint64_t mix(uint64_t hash, uint64_t word) {
 inline uint64_t check_word(const uint64_t* header, long header_words) {
   uint64_t hash = 0x706167656D657368ull;
   for (long i = 1; i < header_words; ++i) {
-    // Until when a page is kept changes while its header stands; whether it ends at all does not.
+    // A page's expiry may change while its header stands; whether it has one does not.
     if (i != kCheckWord) hash = mix(hash, i == kUntilWord ? header[i] != 0 : header[i]);
   }
   return hash;
 }
 
-// One word, so that it changes in one store: a check of it with the page's identity, and the time.
+// The word with a page's expiry: the time in the low bits, and a check of it and the page's
+// identity in the others. It is one word so that one store changes it.
 uint64_t until_word(uint64_t until_ms, uint64_t identity) {
   if (!until_ms) return 0;
   uint64_t until = until_ms < kUntilMask ? until_ms : kUntilMask;
@@ -77,7 +78,7 @@ inline uint64_t state_word(uint64_t state, uint64_t sequence) {
   return (state << kStateShift) | (sequence & kSequenceMask);
 }
 
-// What a call is about: the extents it was given, or the one of `run`.
+// The extents of a call: those given, or the one of `run`.
 struct Extents {
   Extents(const PmHeaderRun* run, const uint32_t* given, long given_count)
       : pairs(given ? given : run->one_extent), count(given ? given_count : 1) {}
@@ -94,8 +95,8 @@ long first_bad(const Extents& extents, long page_count) {
   return 0;
 }
 
-// `words_known`, if not 0, is the size of each header: known to the compiler, it unrolls what is
-// done for each word, and the check words of neighbours are made at the same time.
+// `words_known`, if not 0, is the size of each header. As a constant it lets the compiler unroll
+// the loops over words, and the check words of neighbouring headers are computed in parallel.
 template <long words_known>
 void write_headers(const PmHeaderRun* run, const Extents& extents, const uint64_t* sequences,
                    const uint32_t* tokens) {
@@ -103,7 +104,7 @@ void write_headers(const PmHeaderRun* run, const Extents& extents, const uint64_
   uint64_t body[words_known ? words_known : kHeaderWordsMax] = {0};
   body[3] = run->writer;
   body[4] = run->root | static_cast<uint64_t>(run->token_count) << 32;
-  const bool alike = !run->first_identity && !run->token_count;  // but for their state words
+  const bool alike = !run->first_identity && !run->token_count;  // but for state words
   uint64_t parent = run->parent, identity = run->first_identity, n = 0, check = 0;
   for (long e = 0; e < extents.count; ++e) {
     uint64_t* header = run->table + static_cast<long>(extents.pairs[2 * e]) * words;
@@ -122,7 +123,7 @@ void write_headers(const PmHeaderRun* run, const Extents& extents, const uint64_
   }
 }
 
-// True when a consistent copy was had: the state word did not change while the body was read.
+// True if the copy is consistent: the state word did not change while the body was read.
 bool copy_header(const uint64_t* header, long header_words, uint64_t* out) {
   for (int attempt = 0; attempt < kScanTriesMax; ++attempt) {
     uint64_t before = load_acquire(header);
@@ -194,7 +195,7 @@ PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* given,
 
 PM_EXPORT long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages,
                                 long count, long page_count, uint64_t granted_at) {
-  // What the caller read of the pages before must not be read after (see pm_words_same).
+  // The caller's reads of the pages must not be delayed past this check (see pm_words_same).
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   for (long n = 0; n < count; ++n) {
     if (static_cast<long>(pages[n]) >= page_count) return n;
@@ -217,7 +218,7 @@ PM_EXPORT void pm_headers_scan(const uint64_t* table, long header_words, long fi
   for (long n = 0; n < count; ++n) {
     uint64_t* copy = out + n * header_words;
     bool whole = copy_header(table + (first + n) * header_words, header_words, copy);
-    bool free = copy[0] >> kStateShift == kFree;  // whatever a free page's body says
+    bool free = copy[0] >> kStateShift == kFree;  // whatever its body says
     bool valid = copy[0] >> kStateShift != kInvalid &&
                  copy[kCheckWord] == check_word(copy, header_words) &&
                  copy[kUntilWord] == until_word(copy[kUntilWord] & kUntilMask, copy[1]);
@@ -230,7 +231,7 @@ PM_EXPORT uint64_t pm_word_load(const uint64_t* word) { return load_acquire(word
 
 PM_EXPORT void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots,
                              const uint64_t* expected, long count, uint8_t* same) {
-  // A check after a read: an acquire load alone would let that read come after it.
+  // This check follows reads by the caller, which an acquire load alone could let come after it.
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   for (long n = 0; n < count; ++n) {
     bool inside = static_cast<long>(slots[n]) < word_count;

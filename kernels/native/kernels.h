@@ -1,4 +1,5 @@
-// The kernels of one level, as a table. Each level_*.cpp fills its own.
+// The dispatch table: the kernels of one instruction set level (PmLevel). Each level_*.cpp defines
+// the table of its level.
 #pragma once
 
 #include "pagemesh_native.h"
@@ -34,10 +35,10 @@ extern const Kernels kAmxKernels;
 #endif
 #endif
 
-// Whether to fetch ahead into the second cache what a thread reads once. The nearest one of AMD's
-// Zen 4 and of Intel's Emerald Rapids waits for too few lines at a time to read as fast as memory
-// gives beside arithmetic; on a Zen 5 it does, and what is there is used sooner. On Zen 3, of
-// Zen 4's family, it was found to make no difference.
+// Whether to prefetch data that a thread reads once into L2 instead of L1. On AMD's Zen 4 and
+// Intel's Emerald Rapids, L1 allows too few outstanding misses to keep memory busy during
+// arithmetic. On a Zen 5 it allows enough, and data in L1 is used sooner. On Zen 3, which shares
+// its CPU family with Zen 4, it made no difference.
 extern const bool fetches_far;
 
 }  // namespace pm

@@ -1,4 +1,4 @@
-// A sequence's K and V out of their pages, as floats.
+// Reads a sequence's K and V from their pages, as floats.
 #pragma once
 
 #include "kv_types.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// `slots` slots of one page and head from `offset` on, as rows [slots][head_dim].
+// Decodes `slots` slots of one page and head from `offset` on, to rows [slots][head_dim].
 template <typename T>
 void read_head(const PmPages& pages, int64_t page, long head, long offset, long slots, float* k,
                float* v) {

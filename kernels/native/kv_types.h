@@ -1,10 +1,10 @@
-// How K and V are kept in pages: one struct a type, with what turns sixteen codes into floats and
-// a row of floats into codes.
+// The element types of K and V in pages: one struct per type, which decodes sixteen codes to floats
+// and encodes floats to codes.
 //
-// float32, float16 and bfloat16 hold values as they are, rounded to nearest, ties to even. int8
+// float32 holds values as they are; float16 and bfloat16 round them to nearest, ties to even. int8
 // and e4m3 hold a head's K or V of one slot as codes and one float32 scale: value = code * scale,
-// where scale = the largest magnitude / kLargest. A row with something infinite or not a number
-// in it gets that for a scale (NaN) and codes of zero.
+// where scale = the largest magnitude / kLargest. A row that holds an infinity or a NaN gets a
+// scale of NaN and codes of zero.
 #pragma once
 
 #include <math.h>
@@ -29,14 +29,15 @@ inline float float_of(uint32_t bits) {
 
 inline uint32_t pick(bool yes, uint32_t a, uint32_t b) { return yes ? a : b; }
 
-// Rounds |x|, given as bits, to `dropped` fewer bits of mantissa and rebases its exponent by
-// `rebase` steps. For magnitudes that the narrow type holds as normal numbers.
+// Rounds |x|, given as bits, to `dropped` fewer bits of mantissa, ties to even, and rebases its
+// exponent: `rebase` is the difference of the biases, at the place of the narrow type's exponent.
+// For magnitudes that the narrow type holds as normal numbers.
 inline uint32_t rounded_bits(uint32_t magnitude, int dropped, uint32_t rebase) {
   const uint32_t odd = (magnitude >> dropped) & 1;
   return ((magnitude + ((1u << (dropped - 1)) - 1) + odd) >> dropped) - rebase;
 }
 
-// Rounds a magnitude to whole multiples of 2^(exponent - 23): below the normal numbers of a type.
+// Rounds a magnitude to whole multiples of 2^(exponent - 23): for a type's subnormal numbers.
 inline uint32_t rounded_units(uint32_t magnitude, int exponent) {
   const float one = float_of(static_cast<uint32_t>(127 + exponent) << 23);
   return bits_of(float_of(magnitude) + one) - bits_of(one);
@@ -100,8 +101,9 @@ struct Int8 {
   static V decode_some(const int8_t* p, int n);
 };
 
-// Four bits of exponent, three of mantissa, no infinity (OCP E4M3). decode() leaves out a factor
-// of 2^8, which goes into the scales: as half floats the same bits have that much less exponent.
+// Four bits of exponent, three of mantissa, no infinity (OCP E4M3). decode() reads the bits as a
+// half float, whose exponent bias is larger by 8, and so lacks a factor of 2^8; the scales include
+// it (kUnit).
 struct E4m3 {
   using Code = uint8_t;
   static constexpr bool kScaled = true;
@@ -214,12 +216,12 @@ inline typename T::Code* head_of(const PmPages& pages, int64_t page, long head) 
          head * pages.head_stride;
 }
 
-// The scales of K or of V, one a slot, behind their codes.
+// The scales of K or of V, one per slot, which follow their codes.
 inline float* scales_of(const PmPages& pages, void* codes) {
   return reinterpret_cast<float*>(static_cast<uint8_t*>(codes) + pages.scale_offset_bytes);
 }
 
-// Calls body(T{}) with the type of a pool's K and V.
+// Calls body(T{}) with the element type of a pool's K and V.
 template <typename Body>
 inline auto with_kv_type(const PmPages& pages, Body body) {
   switch (pages.kv_type) {

@@ -1,4 +1,4 @@
-// New K and V rows into their pages, head by head.
+// Writes new rows of K and V to their pages, head by head.
 #pragma once
 
 #include "kv_types.h"
@@ -6,18 +6,18 @@
 
 namespace pm {
 
-namespace {  // compiled once per level: no level's code may stand in for another's
+namespace {  // compiled once per level, and not to be merged with another level's
 
 constexpr long kHeadDimMax = 512;  // see layout.py
 
-// One head's K or V of a token as codes; returns their scale (1 for a type that has none).
+// Encodes one head's K or V of a token; returns the codes' scale (1 for a type that has none).
 template <typename T>
 inline float encode_row(const float* from, long width, typename T::Code* codes) {
   if (!T::kScaled) {
     for (long i = 0; i < width; ++i) codes[i] = T::encode_one(from[i]);
     return 1.0f;
   }
-  uint32_t largest = 0;  // magnitudes order like their bits, with what is not finite on top
+  uint32_t largest = 0;  // magnitudes order like their bits, infinity and NaN on top
   for (long i = 0; i < width; ++i) {
     const uint32_t magnitude = bits_of(from[i]) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
@@ -29,7 +29,7 @@ inline float encode_row(const float* from, long width, typename T::Code* codes) 
     return scale;
   }
   for (long i = 0; i < width; ++i) {
-    const float x = from[i] / scale;  // a tiny scale is not exact: x may then be too large
+    const float x = from[i] / scale;  // may exceed kLargest: a tiny scale is not exact
     const float below = x < T::kLargest ? x : T::kLargest;
     codes[i] = T::encode_one(below > -T::kLargest ? below : -T::kLargest);
   }
@@ -56,7 +56,8 @@ void write_head(const PmPages& pages, const float* k, long k_stride, const float
   }
 }
 
-// One head of all rows, so that the slots of one page's key rows are filled while in cache.
+// Writes one head of all rows, so that a page's rows of K are in cache while their slots are
+// filled.
 inline void kv_write_head(const PmPages* pages, const float* k, long k_stride, const float* v,
                           long v_stride, const int64_t* slots, long rows, long head) {
   with_kv_type(*pages, [&](auto type) {
@@ -64,7 +65,7 @@ inline void kv_write_head(const PmPages* pages, const float* k, long k_stride, c
   });
 }
 
-// 0, or 1 + the first row whose slot is outside of the pool.
+// Returns 0, or 1 + the first row whose slot is outside the pool.
 inline long check_slots(const PmPages* pages, const int64_t* slots, long rows) {
   for (long row = 0; row < rows; ++row) {
     if (slots[row] < 0 || slots[row] >= pages->page_count * pages->page_size) return 1 + row;

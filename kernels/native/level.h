@@ -1,5 +1,5 @@
-// Everything that is compiled once per level. Included by level_*.cpp only; all of it sits in
-// anonymous namespaces, so that no level's code can stand in for another's.
+// Everything that is compiled once per level; included only by level_*.cpp. All of it sits in
+// anonymous namespaces, so that the linker cannot merge the code of one level with another's.
 #pragma once
 
 #include "kernels.h"

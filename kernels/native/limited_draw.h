@@ -1,6 +1,7 @@
-// draw.h with limits: of min_p, then top_k, then top_p. A first pass over the row remembers the
-// highest of every kChunk / kLanes columns, which tells where what may be kept lies; that is
-// gathered, and what is left out of it is found by limits.h.
+// Draws with limits (draw.h has those without): min_p, then top_k, then top_p. A first pass over
+// the row records the highest of every kChunk / kLanes columns, which shows where columns that may
+// be kept lie. These candidates are gathered, and limits.h finds which of them the limits leave
+// out.
 #pragma once
 
 #include <math.h>
@@ -12,10 +13,10 @@
 
 namespace {
 
-constexpr long kChunk = kLanes * kLanes;  // columns, of which each lane has a highest
-constexpr float kLightest = 0x1p-126f;    // no weight is less but 0, which is never drawn
-// exponential() rises but for its rounding. This is ample: a weight is above that of a higher
-// value by no larger part of it.
+constexpr long kChunk = kLanes * kLanes;  // columns, of which each lane records its highest
+constexpr float kLightest = 0x1p-126f;    // the only lesser weight is 0, which is never drawn
+// exponential() is monotonic but for its rounding. This bound is ample: a weight exceeds that of a
+// higher value by no larger part of itself.
 constexpr float kRounding = 0x1p-18f;
 
 struct Limit {
@@ -27,8 +28,8 @@ struct Limit {
   bool is_top_p_alone() const { return !(min_p > 0.0f) && top_k == 0; }
 };
 
-// The columns of a row that may be kept, ascending, and what they weigh; ends[block]: how many of
-// them there are up to the end of that block. Memory is used anew for the next row.
+// The columns of a row that may be kept, ascending, and their weights; ends_[block]: how many of
+// them there are up to the end of that block. The memory is reused for the next row.
 class Candidates {
  public:
   static long memory_floats(long width) {
@@ -44,7 +45,7 @@ class Candidates {
         ends_(columns_ + width + kLanes),
         top_count_(chunks(width) * kLanes) {}
 
-  // The highest of a row; no number where any is none.
+  // Returns the highest value of a row; NaN if the row holds one. Fills tops_.
   float survey(const float* in, long width) {
     V peaks = splat(-INFINITY), trace = zero();
     for (long first = 0; first < width; first += kChunk) {
@@ -54,7 +55,7 @@ class Candidates {
         const int lanes = lanes_at(i, end);
         const V value = load_some(in + i, lanes);
         best = max(fill_from(value, lanes, -INFINITY), best);
-        trace = fma(value, splat(0x1p-64f), trace);  // max() loses what is no number
+        trace = fma(value, splat(0x1p-64f), trace);  // max() loses NaNs
       }
       store(tops_ + first / kLanes, best);
       peaks = max(best, peaks);
@@ -63,7 +64,7 @@ class Candidates {
     return sum == sum ? max_lanes(peaks) : sum;
   }
 
-  // What is kept of a row that was surveyed; the rest weighs 0.
+  // Applies the limits to a row that was surveyed; what they leave out weighs 0.
   void keep(const Distribution& row, const Limit& limit) {
     weigh(tops_, top_count_, row.peak, row.temperature, tops_);
     const double whole = limit.is_top_p_alone() ? row.whole() : 0.0;
@@ -100,14 +101,16 @@ class Candidates {
     return edge_of<false>(values, count, static_cast<double>(kept), high_, low_);
   }
 
-  // Nothing that weighs less is kept: so many lanes have something as heavy as that.
+  // A lower bound of the weights that min_p and top_k keep: tops_ alone has top_k weights of at
+  // least this much.
   float lightest(const Limit& limit) const {
     const float least = fmaxf(kLightest, fminf(limit.min_p, 1.0f));
     if (limit.top_k < 1 || limit.top_k >= top_count_) return least;
     return fmaxf(least, highest(tops_, top_count_, limit.top_k).lowest);
   }
 
-  // The same: all that weighs no more than its share of what top_p leaves out is left out.
+  // The same for top_p alone: columns that weigh no more than an even share of the sum that it
+  // leaves out are left out, all of them.
   float lightest(const Distribution& row, const Limit& limit, double whole) const {
     const double share = (1.0 - limit.top_p) * whole / static_cast<double>(row.width);
     return fmaxf(kLightest, static_cast<float>(share) * (1.0f - kRounding));

@@ -1,6 +1,6 @@
-// Finds where the highest of some values end, by how many or by what they weigh, without sorting
-// them: what lies around the border is halved until equals are left. Each time the range of float
-// bits halves too, so that it takes 31 passes at most, over ever fewer values.
+// Selects the highest of some values, by their number or their sum, without sorting them: the
+// values around the edge of the selection are split at a pivot until only equals are left. Each
+// pass halves the range of float bits, so that there are at most 31 passes, over ever fewer values.
 #pragma once
 
 #include <math.h>
@@ -11,7 +11,7 @@ namespace {
 
 inline unsigned first_lanes(int count) { return (1u << count) - 1; }
 
-// Puts what is at least `pivot` into `high` and the rest into `low`, in order; returns how many
+// Writes values of at least `pivot` to `high` and the others to `low`, in order; returns how many
 // are high. Either may be `in` itself; both have room for kLanes more.
 inline long split(const float* in, long count, float pivot, float* high, float* low) {
   long highs = 0, lows = 0;
@@ -25,13 +25,14 @@ inline long split(const float* in, long count, float pivot, float* high, float* 
   return highs;
 }
 
-// Keeps what is above `lowest` and the first `level` of its equals, of which there are `equals`.
+// The edge of a selection: it keeps values above `lowest`, and the first `level` of the `equals`
+// values that equal `lowest`.
 struct Edge {
   float lowest;
   long level, equals;
 };
 
-// Above bottom and at most top, halfway between them in bits. Neither is below 0.
+// A value above `bottom` and at most `top`, halfway between their bits. Neither is below 0.
 inline float between(float bottom, float top) {
   uint32_t a, b;
   memcpy(&a, &bottom, sizeof a);
@@ -41,7 +42,8 @@ inline float between(float bottom, float top) {
   return bottom;
 }
 
-// How many of `equals`, `each` of them as much, have less than `target` before them: at least one.
+// How many of `equals` values, all of them `each`, have a sum of less than `target` before them; at
+// least one. `above` is the sum before the first.
 inline long level_of(double above, double each, double target, long equals) {
   const double guess = (target - above) / each;
   long level = guess < static_cast<double>(equals) ? static_cast<long>(fmax(guess, 1.0)) : equals;
@@ -50,9 +52,9 @@ inline long level_of(double above, double each, double target, long equals) {
   return level;
 }
 
-// From the highest down, those before which there is less than `target`; what is added up is the
-// values themselves, or 1 for each. At least one of `values`, none below 0. `high` and `low` have
-// room for kLanes more than `count`.
+// The edge of the selection that takes, from the highest down, the values before which there is
+// less than `target`: their sum if kValues, else their number. `values` has at least one, and none
+// below 0. `high` and `low` have room for kLanes more than `count`.
 template <bool kValues>
 inline Edge edge_of(const float* values, long count, double target, float* high, float* low) {
   float bottom = lowest_of(values, count), top = highest_of(values, count);
@@ -75,7 +77,7 @@ inline Edge edge_of(const float* values, long count, double target, float* high,
   return {top, level_of(above, each, target, count), count};
 }
 
-// Makes 0 of what the edge leaves out.
+// Sets to 0 the values that the edge leaves out.
 inline void cut(float* values, long count, const Edge& edge) {
   for (long i = 0; i < count; i += kLanes) {
     const int lanes = lanes_at(i, count);

@@ -2,11 +2,11 @@
 // one chain of multiply-adds over K in ascending order, whatever the tile it was computed in: a
 // row's result does not depend on the other rows, on the tiling or on the threads.
 //
-// Few rows read the weight once, at memory speed: a panel or two at a time for all of them. More
-// rows go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels
-// wide, for all rows of a unit. A sum that is carried from one block to the next is the same chain.
-// Codes become floats, or pairs (pairs.h), in registers where they are read once, and once a block
-// elsewhere.
+// For few rows the weight is read once, at memory speed: one panel or two at a time for all rows
+// (linear_stream.h). For more rows it is read in blocks that stay in cache, kBlockDepth values of K
+// deep and up to kTilePanels panels wide, for all rows of a unit (linear_block.h). A sum that is
+// carried from one block to the next is the same chain. Codes are decoded to floats, or pairs
+// (pairs.h), in registers where they are read once, and once per block elsewhere.
 #pragma once
 
 #include "linear_block.h"
@@ -20,14 +20,15 @@ inline Next next_unit(const LinearPlan& plan, const Weights& weights, long unit)
   return next;
 }
 
-// One thread's share of a product's units, as body(unit, what this thread reads next). Of a team
-// of `team` threads each begins with the unit of its own number, so that what comes before can
-// fetch it; the others are taken from `work`. `after` is what it reads when it is done.
+// Calls body(unit, what this thread reads next) for one thread's share of a product's units. Each
+// of `team` threads begins with the unit of its own index, so that the operation before can
+// prefetch it; the other units are claimed from `work`. `after` is what the thread reads after its
+// share.
 template <typename Body>
 void share_units(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
                  int team, Next after, Body body) {
   long unit = thread, next = 0, end = 0;
-  // Claimed one ahead, so that what comes next can be fetched meanwhile.
+  // Units are claimed one ahead, so that the next one can be prefetched meanwhile.
   for (bool more = unit < plan.units; more; unit = next) {
     more = work.take(plan.units - team, 1, &next, &end);
     next += team;
@@ -35,7 +36,7 @@ void share_units(const LinearCall& call, const LinearPlan& plan, pm::Counter& wo
   }
 }
 
-// `carry`: kCarryFloats of this thread's own.
+// One thread's share of a product. `carry`: kCarryFloats floats of this thread's own.
 void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
                   int team, float* carry, Next after) {
   const Stream stream = stream_of(call);

@@ -1,4 +1,4 @@
-// Products of more rows, which go through the weight in blocks that stay in cache.
+// Products of many rows, which read the weight in blocks that stay in cache.
 #pragma once
 
 #include "linear_call.h"
@@ -6,14 +6,14 @@
 
 namespace {
 
-// Panels over a block of K as they are multiplied: the first at `at`, the others `stride` lanes
-// apart.
+// Panels over a block of K, in the form in which they are multiplied: the first at `at`, the others
+// `stride` lanes apart.
 struct Panels {
   const float* at;
   long stride;
 };
 
-// A slim panel over values [begin, end) of K, whole groups, to [K][16].
+// Decodes values [begin, end) of K, whole groups, of a slim panel to [K][16].
 inline void put_slim(const Weights& weights, long panel, long begin, long end, float* to) {
   SlimPanel slim(weights, panel, begin);
   V values[4];
@@ -28,8 +28,8 @@ inline void put_slim(const Weights& weights, long panel, long begin, long end, f
   }
 }
 
-// Of P panels from `panel` on, over values [begin, end) of K: where they are, or in `room`,
-// [P][kBlockDepth][16].
+// P panels from `panel` on, over values [begin, end) of K: float32 panels where they are, others
+// decoded to `room`, [P][kBlockDepth][16].
 template <typename M, int P>
 Panels panels_of(const LinearCall& call, long panel, long begin, long end, float* room) {
   const Weights& weights = call.weights;
@@ -57,11 +57,11 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
   return {room, kBlockDepth * kLanes};
 }
 
-// Up to so many tiles fetch what comes next evenly over their steps, which with few rows and
-// wide weights is quicker than all at once.
+// Up to this many tiles prefetch what comes next evenly over their steps, which with few rows and
+// float32 weights is quicker than all at once.
 constexpr long kEvenTiles = 6;
 
-// What a tile fetches meanwhile: `steps` steps of `panels` panels.
+// What a tile prefetches while it computes: `steps` steps of `panels` panels.
 struct FetchAhead {
   Next next;
   long steps, panels;
@@ -69,9 +69,9 @@ struct FetchAhead {
 
 alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
 
-// A tile's share of a block: values [begin, end) of K, whose weights are `panels`. Sums go to
-// `carry`, [R][P][16], from which those of a later block go on. Fetches evenly, of one panel, or
-// in its first steps.
+// Multiplies R rows by P panels over one block: values [begin, end) of K, with the weights
+// `panels`. Sums go to `carry`, [R][P][16], from which the next block continues. Prefetches evenly
+// over all steps (EVENLY, one panel only), or in the first steps.
 template <typename M, int R, int P, bool EVENLY>
 void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Panels panels,
                 float* carry, FetchAhead fetch) {
@@ -94,7 +94,7 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
   const long ahead = fetch.steps;
   long i = 0;
   if constexpr (EVENLY) {
-    const long each = pieces(4 * ahead, steps);  // lines in four steps
+    const long each = pieces(4 * ahead, steps);  // lines per four steps
     long left = ahead;
     for (const char* at = next.at; left > 0 && i + 4 <= steps; i += 4, left -= each) {
       for (long line = 0; line < each; ++line, at += apart) prefetch_far(at);
@@ -144,9 +144,9 @@ BlockTile block_tile_of(long rows) {
   }
 }
 
-// Panels [panel, panel + P) for rows [row, row_end), in tiles of even height, over one block of
-// K. Of what comes next the first P tiles fetch a panel each, fewer tiles more of them; where a
-// panel is all, each tile fetches its share.
+// Multiplies rows [row, row_end) by panels [panel, panel + P) over one block of K, in tiles of even
+// height. Of what comes next, each of the first P tiles prefetches a panel, or several panels if
+// there are fewer tiles; if P is 1, each tile prefetches its share of the panel.
 template <typename M, int P>
 void block_panels(const LinearCall& call, long row, long row_end, long panel, long begin,
                   long end, float* carry, Next next) {
@@ -173,7 +173,7 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
   }
 }
 
-// The rows and panels of a unit, and what one panel of them carries.
+// The rows and panels of a unit, and how many floats one of its panels carries to the next block.
 struct Unit {
   long row, row_end, first, last;
   long panel_carry;
@@ -187,7 +187,8 @@ struct Unit {
   }
 };
 
-// Panels of a unit, `apart` panels further on, over one block of K; `after` comes after them.
+// Multiplies the panels of a unit, or those `apart` panels further on, over one block of K; `after`
+// is what is read next.
 void block_span(const LinearCall& call, const Unit& unit, long apart, long begin, long end,
                 float* carry, Next after) {
   for (long panel = unit.first; panel < unit.last;) {
@@ -208,7 +209,7 @@ void block_span(const LinearCall& call, const Unit& unit, long apart, long begin
   }
 }
 
-// Values of K in each block of a product, about as many in all of them.
+// Values of K in each block of a product; about the same in all blocks.
 inline long block_depth(const LinearCall& call) {
   const long most = call.rows <= kShortRows ? kShortDepth : kBlockDepth;
   return pieces(pieces(call.k, pieces(call.k, most)), 8) * 8;

@@ -1,25 +1,27 @@
-// A product out = x * weight^T + bias, how it is cut into units of work, and what becomes of its
-// sums (linear.h).
+// A product out = x * weight^T + bias, how it is divided into units of work, and how its sums are
+// finished (linear.h).
 #pragma once
 
 #include "pairs.h"
 
 namespace {
 
-// Of few rows a weight is read once, by up to kStreamRows; of wide weights, whose blocks need no
-// decoding, by up to kWideStreamRows, since tiles leave memory more time. Two panels side by side
-// share what is read of the rows, and memory has two streams and twice as many chains of
-// multiply-adds to wait for: of kNarrowPairRows of narrow weights, which one chain would hold up,
-// and of as many rows as there are registers for where threads have enough pairs.
+// Up to kStreamRows rows read a weight once. Of float32 weights, whose blocks need no decoding, up
+// to kWideStreamRows do, since with more rows tiles leave memory more time. Two panels may be read
+// side by side, as a pair: they share the loads of the rows, and there are two streams from memory
+// and twice as many independent chains of multiply-adds. Pairs are read for up to kNarrowPairRows
+// rows of narrow weights, which a single chain would hold up, and for as many rows as registers
+// allow (kPairRows) if threads have enough pairs.
 //
-// Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
-// long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
-// are as large as registers allow; the rows of a unit are to stay there, if it has 512 KiB.
+// kBlockDepth: values of K in a block. For few rows a block is shorter (kShortDepth), so that it
+// stays in L1 from tile to tile. A long block stores its sums less often, and data from L2 arrives
+// in time where tiles are as large as registers allow. The rows of a unit should stay in an L2 of
+// 512 KiB.
 #if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 14, kNarrowPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;
 constexpr int kWideStreamRows = kPairRows;
-constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, which need registers themselves
+constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, whose decoding needs registers
 #elif PM_LEVEL == 1
 constexpr int kStreamRows = 6, kPairRows = 0, kNarrowPairRows = 2, kTileRows = 6, kTilePanels = 1;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 128;
@@ -31,20 +33,20 @@ constexpr long kBlockDepth = 192, kUnitRowsLeast = 256;
 constexpr int kWideStreamRows = kStreamRows;
 constexpr int kSlimStreamRows = kStreamRows;
 #endif
-constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
+constexpr long kShortDepth = 192, kShortRows = 64;  // depth of a block, for up to kShortRows rows
 constexpr long kUnitRows = (kUnitRowsLeast + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
 constexpr long kUnitPanels = 12;
 constexpr long kPairsPerThread = 8;
-constexpr long kAheadLines = 64;  // of a stream that is read once; 16 rows take 8 cycles a line
-// Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
-// a weight costs as much as eight of them.
+constexpr long kAheadLines = 64;  // prefetch distance of a stream; 16 rows take 8 cycles a line
+// kSerialWork, some 80 us of work: below it one thread is enough (see parallel.h). In multiply-adds
+// with weights in cache; reading a weight costs as much as kWeightWork of them.
 constexpr long kSerialWork = 1 << 23, kWeightWork = 8;
 
-// What `x` of a call is.
+// The form of a call's rows, `x`.
 enum class RowForm {
   kPlain,    // float32
-  kRounded,  // float32 numbers that are bfloat16s
-  kPaired,   // two bfloat16s a lane (pairs.h)
+  kRounded,  // float32, rounded to values of bfloat16
+  kPaired,   // two bfloat16s per lane (pairs.h)
   kTiled,    // for matrix tiles (tiles.h)
 };
 
@@ -56,12 +58,12 @@ struct LinearCall {
   float* out;
   long out_stride;
   long rows, n, k;
-  bool add;   // to what `out` holds
-  bool hold;  // sums stay in the carry, for somebody else to finish
+  bool add;   // adds to what `out` holds
+  bool hold;  // leaves the sums in the carry, unfinished
   RowForm form = RowForm::kPlain;
 };
 
-// Calls body(M{}) with how the rows of a call meet weights, see pairs.h.
+// Calls body(M{}) with the type that multiplies the rows of a call by weights, see pairs.h.
 template <typename Body>
 inline auto with_rows_of(const LinearCall& call, Body body) {
 #if PM_LEVEL >= 3
@@ -71,31 +73,31 @@ inline auto with_rows_of(const LinearCall& call, Body body) {
   return body(Floats{});
 }
 
-// How a product is cut into units of work.
+// How a product is divided into units of work.
 struct LinearPlan {
   long panels;
   long unit_panels, unit_rows;
-  long row_blocks;  // units of the same panels
+  long row_blocks;  // units that share the same panels
   long units;
-  long apart;  // from panel to panel of what a unit reads at once
+  long apart;  // panels from one to the next of those that a unit reads together
 };
 
 inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
 
-// Whether so few rows read `weights` once.
+// Whether `rows` are so few that they read `weights` once (linear_stream.h).
 inline bool in_stream(long rows, const Weights& weights) {
   if (!weights.narrow()) return rows <= kWideStreamRows;
   return rows <= (weights.slim() ? kSlimStreamRows : kStreamRows);
 }
 
-// Whether a stream of so many pairs of panels reads them as pairs. Of few pairs one more for one
-// thread than for another would cost more than that brings.
+// Whether a stream reads its panels in pairs; `pairs`: how many there would be. With few of them,
+// one thread's having a pair more than another costs more than pairs gain.
 inline bool in_pairs(long rows, long pairs, const Weights& weights, int threads) {
   if (weights.narrow() && rows <= kNarrowPairRows) return true;
   return rows <= kPairRows && !weights.slim() && pairs >= kPairsPerThread * threads;
 }
 
-// `width`: panels of a unit that is read once.
+// `width`: panels of a unit of a stream.
 LinearPlan plan_linear(long rows, long n, const Weights& weights, long width, int threads,
                        long unit_panels) {
   const long panels = pieces(n, kLanes);
@@ -116,17 +118,17 @@ LinearPlan plan_linear(long rows, long n, const Weights& weights, int threads) {
   return plan_linear(rows, n, weights, pairs ? 2 : 1, threads, kUnitPanels);
 }
 
-// What one unit carries from block to block, per thread.
+// The floats that a unit carries from block to block; each thread has as many.
 constexpr long kCarryFloats = kUnitRows * kUnitPanels * kLanes;
 
-// What a panel's sum, or the first `width` columns of it, comes to.
+// Applies the scale and the bias to a panel's sum, of which the first `width` columns count.
 inline V settle(const LinearCall& call, long panel, V sum, int width) {
   if (call.weights.scaled()) sum = mul(sum, call.weights.scales(panel));
   if (call.bias) sum = add(sum, load_some(call.bias + panel * kLanes, width));
   return sum;
 }
 
-// Finished sums, [R][P][16], to where they belong.
+// Finishes sums, [R][P][16], and writes them to `out`.
 template <int R, int P>
 void finish_tile(const LinearCall& call, long row, long panel, const float* sums) {
   for (int p = 0; p < P; ++p) {

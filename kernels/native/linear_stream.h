@@ -13,8 +13,8 @@ namespace {
 template <long COUNT>
 using Count = std::integral_constant<long, COUNT>;
 
-// P panels from `panel` on, `apart` panels apart, for R rows, all of K. Fetches ahead in them, and
-// at their end in the next ones. Sums go to `carry`, [P][kStreamRows][16].
+// Multiplies R rows by P panels from `panel` on, `apart` panels apart, over all of K. Prefetches
+// ahead in these panels, and towards their end in `next`. Sums go to `carry`, [P][kStreamRows][16].
 template <typename T, typename M, int R, int P>
 void stream_panels(const LinearCall& call, long panel, long apart, float* carry, Next next) {
   constexpr long kRowBytes = kLanes * static_cast<long>(sizeof(typename T::Code));
@@ -64,7 +64,7 @@ void stream_panels(const LinearCall& call, long panel, long apart, float* carry,
 
 using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
 
-// The same of slim weights, group by group.
+// The same for slim weights, group by group.
 template <int R, int P>
 void stream_slim(const LinearCall& call, long panel, long apart, float* carry, Next next) {
   constexpr long kLines = pm::kSlimGroupBytes / kLineBytes, kAhead = kAheadLines / kLines;
@@ -108,7 +108,7 @@ void stream_slim(const LinearCall& call, long panel, long apart, float* carry, N
   }
 }
 
-// What reads P panels of R rows.
+// Provides the function that reads P panels for R rows.
 template <typename T, typename M>
 struct Reader {
   template <int R, int P>
@@ -126,14 +126,14 @@ StreamPanels reader_of_rows(long rows, std::integer_sequence<int, ROWS...>) {
   return kReaders[rows - 1];
 }
 
-// What reads P panels of up to MOST rows; null for more of them.
+// The function that reads P panels for `rows` rows; null for more than MOST rows.
 template <typename READER, int P, int MOST>
 StreamPanels reader_of(long rows) {
   if (rows > MOST) return nullptr;
   return reader_of_rows<READER, P>(rows, std::make_integer_sequence<int, MOST>{});
 }
 
-// What reads a panel of a call of few rows, and what reads a pair of them.
+// The functions that read a panel, and a pair of panels, for the rows of a call.
 struct Stream {
   StreamPanels panel, pair;
 };

@@ -13,7 +13,7 @@ void* or_end(void* memory, size_t bytes) {
       line, sizeof line,
       "pagemesh: no memory for %zu bytes of a kernel: give the process more, or fewer workers\n",
       bytes);
-  if (write(STDERR_FILENO, line, static_cast<size_t>(length)) < 0) abort();  // nobody reads it
+  if (write(STDERR_FILENO, line, static_cast<size_t>(length)) < 0) abort();  // stderr is closed
   abort();
 }
 

@@ -1,13 +1,13 @@
-// Memory of an operation, for as long as it runs. Operations have no other way to fail than what
-// their callers did wrong, and may be amid a region of threads that wait for each other: where
-// there is no memory, the process ends with a line that says so, rather than write somewhere.
+// Memory that an operation holds while it runs. An operation can report only bad input, and may be
+// inside a parallel region whose threads wait for each other. So when an allocation fails, the
+// process prints a line that says so and aborts, rather than write through a null pointer.
 #pragma once
 
 #include <stddef.h>
 
 namespace pm {
 
-// Never null but for 0 bytes; the caller frees it. `alignment`: a power of two.
+// Never null except for 0 bytes; the caller calls free(). `alignment`: in bytes, a power of two.
 void* take_memory(size_t bytes);
 void* take_memory(size_t bytes, size_t alignment);
 

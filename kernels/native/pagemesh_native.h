@@ -12,23 +12,25 @@ extern "C" {
 enum PmLevel { PM_PORTABLE = 0, PM_AVX2 = 1, PM_AVX512 = 2, PM_AVX512_BF16 = 3, PM_AMX = 4 };
 
 int pm_abi_version(void);
-int pm_best_level(void);      // what this CPU can run
-int pm_set_level(int level);  // 0, or 1 when this CPU or build cannot
+int pm_best_level(void);      // the highest that this CPU and build can run
+int pm_set_level(int level);  // returns 0, or 1 if this CPU or build cannot run it
 int pm_level(void);
-// Entry points of an OpenMP runtime: GOMP_parallel, omp_get_thread_num, omp_get_num_threads,
-// omp_get_num_procs.
+// Takes the entry points of the OpenMP runtime to use (parallel.h): GOMP_parallel,
+// omp_get_thread_num, omp_get_num_threads, omp_get_num_procs.
 void pm_lend_threads(void* parallel, void* index, void* count, void* cores);
-// Thread i of a region that the caller begins, itself being the first, runs on cores[i] alone from
-// now on; those beyond `count`, and with a count of 0 all of them, anywhere. Not while it runs one.
-// Regions that others begin run where they did.
+// Pins the threads of all regions that the calling thread begins from now on: thread i, the caller
+// being thread 0, runs on cores[i] alone. Threads from `count` on may run on any core, so a count
+// of 0 unpins all of them. Not to be called inside a region. Regions that other threads begin are
+// not affected.
 void pm_bind_threads(const int* cores, int count);
 
 // --- Page headers (see pagemesh/wire/pool_format.py) -----------------------------------------
-// Over all words but the state word and its own.
+// The check word of a header: over all its words but the state word and itself, and of the word
+// with the expiry only whether it is 0.
 uint64_t pm_check_word(const uint64_t* header, long header_words);
-// What the headers of a list of pages have in common. Identities and, unless given one by one,
-// sequences count up from page to page; each page's parent is the one before it. An identity of
-// 0 is none, and stays.
+// What the headers of a list of pages have in common. Identities count up from page to page, and so
+// do sequences unless they are given one by one; each page's parent is the page before it. An
+// identity of 0 means none, and is not counted up.
 typedef struct {
   uint64_t* table;
   long header_words;
@@ -40,37 +42,39 @@ typedef struct {
   uint64_t writer;
   uint64_t root;
   long token_count;  // in each header
-  uint64_t until_ms;  // until when committed pages are kept; 0: there is no end
+  uint64_t until_ms;  // expiry of committed pages; 0: none
   uint32_t one_extent[2];  // first page, page count
 } PmHeaderRun;
-// Writes the headers of `extents`, pairs of (first page, page count), or of the run's own where
-// they are null (so in the next two calls), one after the other: INVALID, body, check word, state
-// (release). `sequences`: one a page, or null. `tokens`: token_count a page. Returns 0; -1 when the
-// tokens do not fit; 1 + the index of the first extent that is not in the pool. Then nothing is
-// written.
+// Writes the headers of the pages of `extents`, pairs of (first page, page count), one after the
+// other: INVALID, body, check word, state (release). If `extents` is null, here and in the next two
+// calls, the run's own extent is used. `sequences`: one per page, or null. `tokens`: token_count
+// per page. Returns 0; -1 if the tokens do not fit in a header; 1 + the index of the first extent
+// that is not in the pool. Unless it returns 0, nothing is written.
 long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                       const uint64_t* sequences, const uint32_t* tokens);
-// The same for state words alone (release). Bodies stay, but for the tokens of what is kept until
-// some time, which are wiped before it is FREE.
+// Writes only the state words (release). Bodies stay, except that the tokens of a page with an
+// expiry are wiped before the page becomes FREE.
 long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                      const uint64_t* sequences);
-// Keeps COMMITTED pages that have an end until `until_ms`, or for longer if that was so before: one
-// store each. Others are left alone.
+// Moves the expiry of COMMITTED pages to the run's until_ms, with one store each. A later expiry is
+// kept; pages without an expiry, or in another state, are left alone.
 long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents, long extent_count);
-// How many pages from the start are HELD or COMMITTED with a sequence of at most `granted_at`.
-// A header that is being rewritten under such a sequence is waited for, boundedly.
+// Returns how many of `pages`, from the first on, are HELD or COMMITTED with a sequence of at most
+// `granted_at`. Waits for a bounded time for a header that is being rewritten under such a
+// sequence.
 long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages, long count,
                       long page_count, uint64_t granted_at);
-// Copies headers out, consistently; torn[i] = 1 when one is INVALID, its check word does not
-// match, the time in it is damaged or it kept changing. The body of a FREE page means nothing and is not checked.
+// Copies each of `count` headers, from page `first` on, consistently to `out`. torn[i] = 1 if the
+// header is INVALID, its check word does not match, its expiry is damaged, or it kept changing
+// during the copy. The body of a FREE page means nothing and is not checked.
 void pm_headers_scan(const uint64_t* table, long header_words, long first, long count,
                      uint64_t* out, uint8_t* torn);
 
 // --- Single words -------------------------------------------------------------------------------
 void pm_word_store(uint64_t* word, uint64_t value);  // release
 uint64_t pm_word_load(const uint64_t* word);         // acquire
-// Among processes: count *word up (release) and wake who awaits it; sleep while it is `seen`, for
-// timeout_us at most.
+// A word on which processes wait. pm_word_advance increments it (release) and wakes all waiters;
+// pm_word_await sleeps while it is `seen`, for timeout_us at most, and may return early.
 void pm_word_advance(uint32_t* word);
 void pm_word_await(const uint32_t* word, uint32_t seen, long timeout_us);
 // same[i] = 1 when words[slots[i]] == expected[i] (acquire).
@@ -78,15 +82,17 @@ void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots
                    const uint64_t* expected, long count, uint8_t* same);
 
 // --- Kernels (contracts: pagemesh/kernels/<operation>) -----------------------------------------
-// How the panels of a packed weight are kept (weights.h).
+// The element type of a packed weight's panels (weights.h).
 enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1, PM_WEIGHT_BFLOAT16 = 2,
                     PM_WEIGHT_FLOAT16 = 3, PM_WEIGHT_SLIM_BFLOAT16 = 4 };
 
-// Of elements of `item_bytes`, 2 or 4; `row_stride` in elements.
+// Packs `weight`, [n][k] of elements of `item_bytes` (2 or 4) with `row_stride` in elements, into
+// panels of 16 columns, [panels][k][16]; missing columns become 0.
 void pm_linear_pack(const void* weight, long row_stride, void* packed, long n, long k,
                     long item_bytes);
-// bfloat16s as PM_WEIGHT_SLIM_BFLOAT16 (slim_layout.h). Returns 1, and what is in `packed` is of no
-// use, where they cannot be kept so; with `packed` null that is all it says.
+// Packs bfloat16 weights as PM_WEIGHT_SLIM_BFLOAT16 (slim_layout.h). Returns 0, or 1 if that format
+// cannot hold them; the contents of `packed` are then undefined. If `packed` is null it only
+// checks.
 int pm_linear_pack_slim(const uint16_t* weight, long row_stride, void* packed, long n, long k);
 void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
                  long rows, long width, float epsilon, int threads);
@@ -96,14 +102,15 @@ void pm_silu_mul(const float* gate_up, long in_stride, float* out, long out_stri
                  long width, int threads);
 void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride, long rows,
                     long width, int threads);
-// Weights of a softmax are summed by blocks of so many columns.
+// The weights of a softmax are summed in blocks of this many columns.
 enum { PM_SUM_BLOCK = 1024 };
-// A column to draw from each of `count` rows, rows[i] of x the i-th, by the weights
-// exp((x - highest) / temperature): the first column whose running sum of weights exceeds
-// uniforms[i] of the whole sum. Of these weights the limits leave, in this order, what is at least
-// min_p, the top_k highest, and the highest before which there is less than top_p of what was left;
-// the lowest columns of equals, and the highest of all in any case. None: min_p 0, top_k 0 or at
-// least the width, top_p 1. The limits are given for all rows, or null.
+// How to draw a column from each of `count` rows; row i is rows[i] of x. A column's weight is
+// exp((x - highest) / temperature). The column drawn is the first whose running sum of weights
+// exceeds uniforms[i] times the whole sum. Limits set weights to 0, in this order: min_p keeps
+// those of at least min_p; top_k keeps the top_k highest; top_p keeps, from the highest down, those
+// before which there is less than top_p of the sum that is left. At an edge the lowest of equal
+// columns are kept; the highest weight is always kept. No limit: min_p 0, top_k 0 or at least the
+// width, top_p 1. All three limits are given, for all rows, or all three are null.
 typedef struct {
   const int64_t* rows;
   const float* temperatures;
@@ -113,14 +120,15 @@ typedef struct {
   const double* top_p;
   long count;
 } PmDraws;
-// `weights`: [count][width], or null; 0 for what is left out. `sums`: [count][blocks], what each
-// block weighs. Where a row's highest is no finite number no number is their sum, and the column
-// is 0. Returns 1 + the index of the first row that x has not; nothing was written then.
+// `weights`: [count][width], or null; 0 for columns that limits leave out. `sums`: [count][blocks],
+// the sum of each block's weights. If a row holds a NaN or its highest value is not finite, its
+// sums add up to NaN and its column is 0. Returns 0, or 1 + the index of the first row that is not
+// in x; then nothing is written.
 long pm_softmax_draw(const float* x, long x_stride, long x_rows, const PmDraws* draws, long width,
                      float* weights, double* sums, int64_t* tokens, int threads);
 
-// What is asked of each of `count` rows, rows[i] of x the i-th: the log-softmax of `column_count`
-// columns and of the top_counts[i] highest, or all there are.
+// What to score in each of `count` rows; row i is rows[i] of x: the log-softmax of `column_count`
+// given columns, and of the top_counts[i] highest, or of all if there are fewer.
 typedef struct {
   const int64_t* rows;
   const int64_t* columns;     // [count][column_count]
@@ -128,17 +136,18 @@ typedef struct {
   long column_count, count;
 } PmScored;
 // `scores`: [count][column_count]. `top_columns` and `tops`: [count][top_stride], the highest first
-// and the lowest columns of equals; of a row with what is no number the first columns. Bits are those
-// of pm_log_softmax. Returns 1 + the index of the first row that x or one of whose columns a row has
-// not; nothing was written then.
+// and of equals the lowest column first; for a row that holds a NaN, the first columns. Scores have
+// the bits of pm_log_softmax. Returns 0, or 1 + the index of the first row that is not in x or has
+// a column that is not in the row; then nothing is written.
 long pm_top_scores(const float* x, long x_stride, long x_rows, long width, const PmScored* scored,
                    long top_stride, float* scores, int64_t* top_columns, float* tops,
                    int threads);
 
-// What is done to a row, in this order: -INFINITY in `masked` columns, biases[i] added to biased[i],
-// what is above 0 in `repeated` divided by `repetition` and the rest multiplied by it, and
-// frequency * counts[i], then `presence`, taken from counted[i]. No column twice in one list, but
-// `masked`. Masked and biased columns that a row has not are left out; the others it has.
+// Edits of a row, in this order: `masked` columns become -INFINITY; biases[i] is added to column
+// biased[i]; in `repeated` columns values above 0 are divided by `repetition`, others multiplied by
+// it; frequency * counts[i], then `presence`, is subtracted from column counted[i]. Only `masked`
+// may name a column twice. Masked and biased columns that are not in the row are skipped; repeated
+// and counted columns must be in it, and are not checked.
 typedef struct {
   const int64_t* masked;
   const int64_t* biased;
@@ -149,24 +158,24 @@ typedef struct {
   long masked_count, biased_count, repeated_count, counted_count;
   float repetition, frequency, presence;
 } PmEdits;
-// edits[i] to rows[i] of x, no row twice. What was there goes to `saved`, from saved_indptr[i] on as
-// many as all columns of edits[i]. Returns 1 + the index of the first row that x has not; nothing was
-// written then.
+// Applies edits[i] to row rows[i] of x, in place; no row twice. The values before go to `saved`,
+// from saved_indptr[i] on, with one place for each column that edits[i] lists. Returns 0, or 1 +
+// the index of the first row that is not in x; then nothing is written.
 long pm_edit_rows(float* x, long x_stride, long x_rows, long width, const int64_t* rows,
                   const PmEdits* const* edits, const int64_t* saved_indptr, long count,
                   float* saved, int threads);
-// Back to what it was, after pm_edit_rows with the same.
+// Undoes pm_edit_rows with the same arguments.
 void pm_restore_rows(float* x, long x_stride, long width, const int64_t* rows,
                      const PmEdits* const* edits, const int64_t* saved_indptr, long count,
                      const float* saved, int threads);
 
-// What an element of K and V is kept as (kv_types.h): its code, with a scale for some.
+// The element type of K and V in pages (kv_types.h); codes of int8 and e4m3 go with scales.
 enum PmKvType { PM_KV_FLOAT32 = 0, PM_KV_FLOAT16 = 1, PM_KV_BFLOAT16 = 2, PM_KV_INT8 = 3,
                 PM_KV_E4M3 = 4 };
 
-// Where K and V of one layer lie in a pool; strides in codes.
+// Where K and V of one layer lie in a pool; strides and offsets in codes unless named _bytes.
 struct PmPages {
-  void* base;               // of the first page, at this layer's K
+  void* base;               // this layer's K in the first page
   long page_stride;         // from page to page
   long value_offset;        // from a head's K to its V
   long head_stride;         // from KV head to KV head, for K and V alike
@@ -175,15 +184,16 @@ struct PmPages {
   long kv_heads;
   long head_dim;
   long kv_type;             // PmKvType
-  long scale_offset_bytes;  // from a head's K to the scales of its slots; from its V likewise
+  long scale_offset_bytes;  // from a head's K to its slots' scales; from its V likewise
 };
 
 long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const float* v,
                  long v_stride, const int64_t* slots, long rows, int threads);
-// K and V of positions [first, first + count) of one sequence, as [kv_heads][count][head_dim].
+// Reads K and V of positions [first, first + count) of one sequence: [kv_heads][count][head_dim].
 long pm_kv_gather(const PmPages* pages, const int32_t* table, long table_pages, long first,
                   long count, float* k, float* v, int threads);
-// soft_cap: INFINITY for none. window_tokens: LONG_MAX for none; pages before it are not looked at.
+// soft_cap: INFINITY for none. window_tokens: LONG_MAX for none; pages before the window are not
+// read.
 long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,
                         long out_stride, long rows, long q_heads, const int32_t* tables,
                         const int32_t* table_indptr, long sequences, const int32_t* row_sequence,
@@ -197,7 +207,7 @@ struct PmMatrix {
   const float* bias;  // or null
   long n, k;
   long weight_type;  // PmWeightType
-  long rounds_rows;  // to bfloat16; of bfloat16 and int8 alone, of others it is not looked at
+  long rounds_rows;  // to bfloat16; ignored unless the weights are bfloat16 or int8
 };
 
 void pm_linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, long out_stride,
@@ -221,11 +231,12 @@ struct PmDecoder {
   PmMatrix head;
   long layer_count, hidden, heads, kv_heads, head_dim, mlp, vocab, positions;
   float norm_epsilon, attention_scale;
-  long row_invariant;   // rows have the same bits in any company
-  long embedding_type;  // PmWeightType, none with scales
+  long row_invariant;   // a row's bits do not depend on the other rows
+  long embedding_type;  // PmWeightType: float32, bfloat16 or float16
 };
 
-// A ragged batch, see pagemesh/kernels/batch.py; `wanted` rows, ascending, go to the end.
+// A ragged batch, see pagemesh/kernels/batch.py. `wanted`: the rows, ascending, whose results are
+// wanted; the last layer goes on with these alone.
 struct PmRows {
   const int64_t* tokens;
   const int64_t* slots;
@@ -238,7 +249,8 @@ struct PmRows {
 };
 
 enum PmPhase { PM_PRODUCTS, PM_ATTENTION, PM_ROWS, PM_PHASES };
-// What pm_decoder_step finds wrong, plus the index of the row; nothing was written then.
+// What pm_decoder_step returns for bad input, plus the index of the row (for PM_BAD_WANTED the
+// index in `wanted`); then nothing is written.
 enum PmBad : long {
   PM_BAD_TOKEN = 1L << 32,
   PM_BAD_POSITION = 2L << 32,
@@ -247,65 +259,66 @@ enum PmBad : long {
   PM_BAD_TABLE = 5L << 32,
 };
 
-// Floats of workspace that a step of so many rows needs.
+// Size, in floats, of the workspace for a step of `rows` rows.
 long pm_decoder_workspace(const PmDecoder* decoder, long rows, int threads);
-// `pages`: of each layer. `workspace`: aligned to 64 bytes. `hidden`: [wanted][hidden], the last
-// norm's result; `logits`: [wanted][vocab] or null; `phase_us`: [PM_PHASES], added to, or null.
+// `pages`: one per layer; the slots of all rows are written. `workspace`: aligned to 64 bytes.
+// `hidden`: [wanted][hidden], the last norm's result. `logits`: [wanted][vocab], or null.
+// `phase_us`: [PM_PHASES], added to, or null. Returns 0 or a PmBad.
 long pm_decoder_step(const PmDecoder* decoder, const PmPages* const* pages, const PmRows* batch,
                      float* workspace, float* hidden, float* logits, double* phase_us,
                      int threads);
 
 #define PM_CHANCES 2  // after a short match and after a long one
-// What may come next, guessed from what came before (drafts.h) and verified by the step that
-// computes it.
+// Draft tokens: guessed from the context (drafts.h), and verified by the step that computes them.
 struct PmDrafts {
-  uint32_t* history;  // [sequences][history_stride]: tokens so far, that of the batch being the last
+  uint32_t* history;  // [sequences][history_stride]: tokens so far, the batch's token last; MUTATED
   long history_stride;
-  int64_t* history_count;  // [sequences]; with room for PmRun.token_count more
-  float* chances;          // [sequences][PM_CHANCES]: that a guess is right, as seen; 0 at first
-  long each_max;           // of a sequence in a step
-  long rows_max;           // of a step, drafts among them
+  int64_t* history_count;  // [sequences]; with room for PmRun.token_count more; MUTATED
+  float* chances;          // [sequences][PM_CHANCES]: estimates that a guess is right; 0: none yet
+  long each_max;           // drafts of a sequence in a step
+  long rows_max;           // rows of a step, drafts included
 };
 
-// Steps that follow one another, each row going on with what it drew (contract: decoder_step).
+// Consecutive steps; each sequence continues with the token that it drew (contract: decoder_step).
 struct PmRun {
   const PmDecoder* decoder;
   const PmPages* const* pages;
-  const PmRows* batch;  // of the first step; all of its rows are wanted, one a sequence
-  float* workspace;         // this and the next two: for so many rows as a step may have
+  const PmRows* batch;  // of the first step: one row per sequence, all of them wanted
+  float* workspace;         // this and the next two: for the most rows that a step may have
   float* hidden;
   float* logits;
   const PmDrafts* drafts;   // or null
-  // uniforms: [token_count][sequences]. Null, or a temperature of 0: the first of the highest.
+  // uniforms: [token_count][sequences]. Null, or a temperature of 0: the first of the highest
+  // logits is taken.
   const PmDraws* draws;
   double* sums;             // [rows of a step][blocks]
-  const int64_t* stops;     // of row i: [stop_indptr[i], stop_indptr[i + 1])
+  const int64_t* stops;     // tokens; of row i: [stop_indptr[i], stop_indptr[i + 1])
   const int64_t* stop_indptr;
-  const uint64_t* lease_words;  // see pm_words_same, asked after each step
+  const uint64_t* lease_words;  // checked after each step, see pm_words_same
   long lease_word_count;
   const uint32_t* lease_slots;
   const uint64_t* leases;
   uint8_t* same;
-  const uint32_t* end;             // not 0: no further step
-  const uint64_t* const* waiting;  // words; not 0: somebody waits for the cores
+  const uint32_t* end;             // if not 0, no further step begins
+  const uint64_t* const* waiting;  // words; one that is not 0: a process waits for the cores
   long waiting_count;
-  long token_count;        // drawn for each sequence, at most
-  double for_us;           // no further step is begun after so long
-  int64_t* drawn;          // [sequences][token_count]; -1 from logits that are no numbers
-  int64_t* drawn_count;    // [sequences]; 0 at first, as the next
-  int64_t* drafted_count;  // [sequences]: drafts, right or wrong
-  double* took_us;         // [token_count]
+  long token_count;        // the most tokens drawn for a sequence
+  double for_us;           // after this time no further step begins
+  int64_t* drawn;          // [sequences][token_count]; -1: a NaN or no finite maximum in the logits
+  int64_t* drawn_count;    // [sequences]; this and the next begin at 0
+  int64_t* drafted_count;  // [sequences]: drafts computed, right or wrong
+  double* took_us;         // [token_count]: the duration of each step
 };
-// How many steps were done, at least one; or minus what is wrong with one (PmBad). A run ends
-// before its time where somebody has to decide: a sequence drew a token that stops it or none at
-// all, has no slot for another, or its lease has ended.
+// Returns how many steps were done, at least one, or minus the PmBad of a step, with the index of
+// the sequence. A run ends early if the caller has to decide: a sequence drew a stop token or no
+// token, has no slot for its next one, or has lost its lease.
 long pm_decoder_run(const PmRun* run, int threads);
 
-// --- What the machine can do (for benchmarks) -------------------------------------------------
-// Reads `floats` (a multiple of 16) floats, once and in order. Returns what some thread's share of
-// them sums to, so that no read can be left out.
+// --- Limits of the machine (for benchmarks) ---------------------------------------------------
+// Reads `floats` floats, a multiple of 16, once and in order. Returns the sum of some thread's
+// share, so that the compiler cannot drop the reads.
 float pm_probe_stream(const float* data, long floats, int threads);
-// `rounds` rounds of vector multiply-adds a thread; how many multiply-adds that were in all.
+// Runs `rounds` rounds of vector multiply-adds per thread; returns the multiply-adds of all lanes.
 long pm_probe_arithmetic(long rounds, int threads);
 
 }  // extern "C"

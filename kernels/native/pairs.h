@@ -1,7 +1,7 @@
-// Products of bfloat16s, two at a time. Where the machine has an instruction for that
-// (vdpbf16ps), rows and weights are pairs of them, 32 bits a lane: the earlier value of K in the
-// upper half, because those are multiplied and added first. Products of two such values are exact
-// in float32, so that an element's sum is the chain of multiply-adds that it is everywhere else,
+// Products of bfloat16s, two at a time. Where the machine has an instruction for that (vdpbf16ps),
+// rows and weights are pairs, 32 bits per lane, with the earlier value of K in the upper half,
+// because the instruction multiplies and adds the upper halves first. The product of two bfloat16s
+// is exact in float32, so an element's sum is the same chain of multiply-adds as everywhere else,
 // to the same bits; but numbers below 2^-126 count as 0 here.
 #pragma once
 
@@ -15,7 +15,7 @@ inline auto with_bfloat_type(long type, Body body) {
   return type == PM_WEIGHT_INT8 ? body(Int8{}) : body(Bfloat16{});
 }
 
-// How weights meet the values of a row: `kStep` values of K at a time, a lane of a row for them.
+// How rows are multiplied by weights: `kStep` values of K at a time, which are one lane of a row.
 struct Floats {
   static constexpr long kStep = 1;
   template <typename T, int COUNT>
@@ -29,7 +29,7 @@ struct Floats {
   }
 };
 
-// As a float32 of the same value.
+// Rounds to bfloat16; the result as a float32.
 inline float rounded_to_bfloat(float x) {
   return Bfloat16::decode_one(Bfloat16::encode_one(x));
 }
@@ -42,7 +42,7 @@ inline void round_row(const float* x, float* to, long k) {
 
 inline V lanes_of(__m512i bits) { return {_mm512_castsi512_ps(bits)}; }
 
-// 16 weights each at COUNT values of K, 1 or 2: the latter's are zeros where there is one.
+// Pairs of the 16 columns' weights at COUNT values of K, 1 or 2; if 1, the second of a pair is 0.
 template <int COUNT>
 inline V weight_pairs(const uint16_t* codes) {
   const __m512i from = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8,

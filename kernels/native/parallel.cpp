@@ -18,25 +18,25 @@ Parallel lent_parallel = nullptr;
 Query lent_index = nullptr;
 Query lent_count = nullptr;
 Query lent_cores = nullptr;
-thread_local bool binds = false;  // whether the threads of this one's regions have places
+thread_local bool binds = false;  // whether threads of this one's regions are pinned
 
 struct Region {
   pm::Task task;
   void* data;
   bool bound;
-  int threads = 0;  // of a team that take part
+  int threads = 0;  // of a team: how many take part
   pm::Gathering gathering;
 };
 
-// Where a thread is within a region; none: it runs alone.
+// A thread's place in a region; no region: it runs alone.
 struct Place {
   Region* region = nullptr;
   int index = 0, count = 1;
 };
 thread_local Place here;
 
-// Threads that stay for all regions that the first of them begins. `region`: the one they are about
-// to take part in; null: there is none any more.
+// Threads that stay together for all regions that the first of them begins. `region`: the region
+// that begins next; null: the team ends.
 struct Team {
   pm::Task task;
   void* data;
@@ -45,13 +45,14 @@ struct Team {
   Region* region = nullptr;
   pm::Gathering begins, ends;
 };
-thread_local Team* own_team = nullptr;  // of its first thread
+thread_local Team* own_team = nullptr;  // set on the team's first thread only
 
 #ifdef __linux__
-// Where the threads of bound regions run. A thread moves when it enters a region, since only it
-// knows its number, and one that was made late begins on the core of whoever made it.
+// The cores of the threads of pinned regions. A thread pins itself when it enters a region, since
+// only then is its index known, and a thread created late starts on the core of the one that
+// created it.
 struct Cores {
-  unsigned version = 0;  // 0: nobody was ever bound
+  unsigned version = 0;  // 0: no thread was ever pinned
   int count = 0;
   int cores[CPU_SETSIZE];
   cpu_set_t everywhere;
@@ -68,12 +69,12 @@ void settle(int index) {
   cpu_set_t one;
   CPU_ZERO(&one);
   if (core >= 0) CPU_SET(core, &one);
-  // Where it is not allowed the thread stays where it is: slower, and right all the same.
+  // If this is not permitted the thread stays where it is, which is slower but correct.
   sched_setaffinity(0, sizeof(cpu_set_t), core >= 0 ? &one : &all.everywhere);
 }
 
-// Of the process: the calling thread may be bound to one of them, by us or by the runtime, which
-// knows then how many there are.
+// How many cores the process may use; 0 if unknown. The calling thread itself may be pinned to one
+// of them, by us or by the OpenMP runtime, which then knows their number.
 int usable_cores() {
   cpu_set_t usable = cores_of_threads.everywhere;
   if (!cores_of_threads.version && sched_getaffinity(0, sizeof(usable), &usable) != 0) return 0;
@@ -87,14 +88,15 @@ double used_us() {
   return static_cast<double>(used.tv_sec) * 1e6 + static_cast<double>(used.tv_nsec) * 1e-3;
 }
 
-// How often the thread had to leave its core to others.
+// How often the calling thread was preempted (involuntary context switches).
 long leave_count() {
   rusage usage;
   getrusage(RUSAGE_THREAD, &usage);
   return usage.ru_nivcsw;
 }
 
-// Tells patience() what the thread loses to others from now on until `end`.
+// Reports to patience() the time that the calling thread loses to preemption between construction
+// and end().
 class Losses {
  public:
   void end() const {
@@ -110,7 +112,7 @@ class Losses {
 };
 #else
 void settle(int) {}
-int usable_cores() { return 0; }  // nor is it known what threads lose
+int usable_cores() { return 0; }  // unknown, like what threads lose to preemption
 
 class Losses {
  public:

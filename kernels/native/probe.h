@@ -1,11 +1,12 @@
-// What the machine can do, for benchmarks to compare kernels with: reading memory once and in
-// order, and multiply-adds on what is in the nearest cache.
+// Limits of the machine with which benchmarks compare kernels: reading memory once and in order,
+// and multiply-adds on data in L1.
 #pragma once
 
 namespace {
 
 constexpr long kProbePiece = 1 << 14;  // floats a thread takes at a time
-// As many as registers hold beside the value: 24 of 32 registers, or 12 of 16.
+// Independent chains, as many as fit in registers besides the value: 24 of 32 registers, or 12 of
+// 16.
 #if PM_LEVEL >= 2
 constexpr int kProbeChains = 24;
 #elif PM_LEVEL == 1 || defined(__aarch64__)
@@ -50,7 +51,7 @@ long probe_arithmetic(long rounds, int threads) {
     }
     V total = zero();
     for (int i = 0; i < kProbeChains; ++i) total = add(total, sums[i]);
-    // Never negative: the sums are what is counted only if they were computed.
+    // The sums are never negative, but the compiler does not know that and has to compute them.
     const long own = sum_lanes(total) > -1.0f ? rounds * kProbeChains * kLanes : 0;
     __atomic_fetch_add(shared, own, __ATOMIC_RELAXED);
   });

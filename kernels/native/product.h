@@ -1,8 +1,8 @@
-// Which code computes a product: vectors (linear.h, gated.h) or, on a machine that has them and
-// where there are enough rows, matrix tiles (tile_linear.h). Each of them gives a row the same
-// bits in any company, but not the other's: what is to be row-invariant is all done on one. Rows
-// that are rounded, paired or laid out for tiles are put into memory first, in the form that this
-// code reads.
+// Chooses the code that computes a product: vectors (linear.h, gated.h) or, where the machine has
+// them and there are enough rows, matrix tiles (tile_linear.h). With either, a row's bits do not
+// depend on the other rows, but the two give different bits: products that are to be row-invariant
+// all use the same one. Rows that have to be rounded, paired or laid out for tiles are first
+// written to memory in that form.
 #pragma once
 
 #include "gated.h"
@@ -15,10 +15,10 @@ namespace {
 
 #if PM_LEVEL == 4
 
-// Up to so many rows the vectors keep up with memory, and need no splitting.
+// Up to this many rows vectors keep up with memory, and rows need not be split.
 constexpr long kVectorRows = 4;
 
-// Slim weights are none that a machine with tiles prepares, and are all done on vectors.
+// A machine with tiles prepares no slim weights; if it is given some, vectors multiply them.
 inline bool on_tiles(long rows, const PmMatrix& matrix, bool row_invariant) {
   return (row_invariant || rows > kVectorRows) && matrix.weight_type != PM_WEIGHT_SLIM_BFLOAT16;
 }
@@ -35,10 +35,10 @@ RowForm form_of(long rows, const PmMatrix& matrix, bool row_invariant) {
   return PM_LEVEL >= 3 ? RowForm::kPaired : RowForm::kRounded;
 }
 
-// Lanes that a row of `k` values takes as pairs or, where there are none, rounded.
+// Lanes of a row of `k` rounded values: in pairs, or one by one on levels without pairs.
 inline long rounded_lanes(long k) { return PM_LEVEL >= 3 ? pieces(k, 2) : k; }
 
-// Floats of memory that rows take in whichever form.
+// Floats of memory that rows take in the form that their product reads; `rounds`: to bfloat16.
 inline long formed_floats(long rows, long k, bool rounds) {
 #if PM_LEVEL == 4
   const long tiles = pieces(rows, kTileHeight) * pieces(k, kTileDepth);
@@ -55,7 +55,7 @@ inline RowTiles row_tiles(const LinearCall& call, float* memory) {
 }
 #endif
 
-// Puts a row of `call` into `memory`, in the form of `call`.
+// Writes a row of `call` to `memory`, in the call's form.
 inline void form_row(const LinearCall& call, long row, float* memory) {
   const float* x = call.x + row * call.x_stride;
   float* to = memory + row * rounded_lanes(call.k);
@@ -80,7 +80,7 @@ LinearPlan plan_product(long rows, const PmMatrix& matrix, bool row_invariant, i
   return plan_linear(rows, matrix.n, weights_of(matrix), threads);
 }
 
-// Of both halves of a weight whose first half is a gate; see can_gate.
+// The plan for both halves of a weight whose first half is a gate; see can_gate.
 LinearPlan plan_gated_product(long rows, const PmMatrix& matrix, bool row_invariant, int threads) {
   if (!can_gate(matrix.n)) return plan_product(rows, matrix, row_invariant, threads);
 #if PM_LEVEL == 4
@@ -89,8 +89,8 @@ LinearPlan plan_gated_product(long rows, const PmMatrix& matrix, bool row_invari
   return plan_gated(rows, matrix.n, weights_of(matrix), threads);
 }
 
-// One thread's share of a product, gated when its sums are held; `memory` has what form_row put
-// there.
+// One thread's share of a product, gated if its sums are held; `memory` has the rows that form_row
+// wrote.
 void product_share(LinearCall call, const LinearPlan& plan, float* memory, pm::Counter& work,
                    int thread, int team, float* carry, Next after) {
 #if PM_LEVEL == 4

@@ -48,7 +48,7 @@ void rms_norm(const float* x, long x_stride, const float* weight, float* out, lo
   });
 }
 
-// Turns `heads` heads, one after the other, by the angles of one position.
+// Rotates `heads` heads, which lie one after the other, by the angles of one position, in place.
 inline void turn_heads(float* x, long heads, long head_dim, const float* cosine, const float* sine,
                        long half) {
   for (long head = 0; head < heads; ++head) {
@@ -93,7 +93,8 @@ void silu_mul(const float* gate_up, long in_stride, float* out, long out_stride,
   });
 }
 
-// By how much log-probabilities are lower than values less the highest, `peak`, of a row.
+// log(sum(exp(x - peak))) of a row, where `peak` is its highest value. A log-probability is
+// (x - peak) - this.
 inline float rest_of(const float* in, long width, float peak) {
   V sums = zero();
   for (long i = 0; i < width; i += kLanes) {
@@ -115,7 +116,7 @@ void log_softmax(const float* x, long x_stride, float* out, long out_stride, lon
       peaks = max(peaks, fill_from(load_some(in + i, lanes), lanes, -INFINITY));
     }
     const float peak = max_lanes(peaks);
-    // One after the other: added up they would be rounded to what the highest is rounded to.
+    // Subtracted one after the other: their sum would be rounded to the precision of the highest.
     const V top = splat(peak), rest = splat(rest_of(in, width, peak));
     for (long i = 0; i < width; i += kLanes) {
       const int lanes = lanes_at(i, width);

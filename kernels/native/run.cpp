@@ -1,4 +1,4 @@
-// Steps that follow one another without anybody being asked: what a row draws is its next token.
+// Consecutive steps without returning to the caller: the token that a row draws is its next input.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +13,9 @@ namespace {
 
 constexpr long kNoColumn = -1;
 constexpr int64_t kNoSlot = -1;
-constexpr long kAloneColumns = 1L << 16;  // what one thread looks at sooner than others wake
+constexpr long kAloneColumns = 1L << 16;  // one thread looks through as many before others wake up
 
-// The first of the highest; kNoColumn when that is no finite number or there is any that is none.
+// The first of the highest columns; kNoColumn if the highest is not finite or the row holds a NaN.
 long highest_column(const float* row, long width) {
   float best = -INFINITY;
   long found = 0;
@@ -30,7 +30,7 @@ long highest_column(const float* row, long width) {
 
 long smaller(long a, long b) { return a < b ? a : b; }
 
-// An array for as long as the run lasts.
+// An array, at first of zeros, that lives as long as the run.
 template <typename T>
 struct Kept {
   T* const at;
@@ -43,8 +43,8 @@ struct Kept {
   T& operator[](long i) const { return at[i]; }
 };
 
-// The rows of a step: those of a sequence lie together, the token that it drew last and then its
-// drafts. Sequence i is row i of the batch that the run began with.
+// The rows of a step. Those of a sequence lie together: the token that it drew last, then its
+// drafts. Sequence i is row i of the batch with which the run began.
 class Rows {
  public:
   explicit Rows(const PmRun& run)
@@ -66,15 +66,15 @@ class Rows {
   long drafts(long i) const { return first_[i + 1] - first_[i] - 1; }
   int64_t token(long row) const { return tokens_[row]; }
   int64_t guess(long i) const { return guesses_[i]; }
-  float* chance(long i) const { return chances_[i]; }  // that it is right
+  float* chance(long i) const { return chances_[i]; }  // the estimate that it is right
   long sequence(long row) const { return sequence_[row]; }
-  // Which of the tokens of its sequence a row draws.
+  // The index, among the tokens that its sequence draws in the run, of the one that a row draws.
   long ordinal(long row) const {
     const long i = sequence_[row];
     return counts_[i] + row - first_[i];
   }
 
-  // Lays out the next step. What room there is for drafts is shared evenly.
+  // Lays out the next step. The room for drafts is shared evenly.
   void lay() {
     long rows = 0;
     for (long i = 0; i < sequences_; ++i) {
@@ -82,24 +82,24 @@ class Rows {
       first_[i] = rows;
       put(rows++, i, at, next_token(i));
       if (!run_.drafts) continue;
-      const long room = (rows_max_ - rows) / (sequences_ - i);  // the rows of the others aside
+      const long room = (rows_max_ - rows) / (sequences_ - i);  // less the others' own rows
       const long drafts = draft(i, smaller(room, room_behind(i, at)), tokens_.at + rows);
       for (long j = 1; j <= drafts; ++j, ++rows) put(rows, i, at + j, tokens_[rows]);
     }
     first_[sequences_] = batch_.rows = batch_.wanted_count = rows;
   }
 
-  // Whether sequence i may go on after `drawn` more tokens: its next one has a slot and a place.
+  // Whether sequence i may go on after `drawn` more tokens: its next one has a slot and a position.
   bool has_place(long i, long drawn) const {
     return run_.batch->position[i] + counts_[i] + drawn < place_count(i);
   }
 
-  // Tokens that each sequence may draw from now on. Who draws several in a step uses up as many of
-  // all of them: so they come to an end together, and a plan needs no number for each.
+  // How many more tokens each sequence may draw. When a sequence draws several in a step, as many
+  // are used up for all sequences: so all end together, and a plan needs no number for each.
   long left() const { return left_; }
   void use_up(long count) { left_ -= count; }
 
-  // Sequence i goes on with `drawn` tokens.
+  // Appends `count` drawn tokens to sequence i.
   void take(long i, const int64_t* drawn, long count) {
     memcpy(run_.drawn + i * run_.token_count + counts_[i], drawn,
            sizeof(int64_t) * static_cast<size_t>(count));
@@ -123,11 +123,11 @@ class Rows {
     return smaller(slots, run_.decoder->positions);
   }
 
-  // Drafts that may follow position `at`: each has a slot, and is one of the tokens still wanted.
+  // How many drafts may follow position `at`: each needs a slot, and counts among the tokens left.
   long room_behind(long i, long at) const { return smaller(place_count(i) - at - 1, left_ - 1); }
 
-  // Drafts of sequence i into `to`, none where there is no room; and what is guessed first, whether
-  // it is worth a row or not.
+  // Writes drafts of sequence i to `to`, at most `room`, and returns how many. Records the first
+  // guess whether it is worth a row or not.
   long draft(long i, long room, int64_t* to) {
     const PmDrafts& drafts = *run_.drafts;
     const uint32_t* history = drafts.history + i * drafts.history_stride;
@@ -144,7 +144,7 @@ class Rows {
     return wanted;
   }
 
-  // Where the table has no page for it, its slot is none, and the step refuses it.
+  // A row for whose position the table has no page gets kNoSlot, and the step refuses it.
   void put(long row, long i, long at, int64_t token) {
     const long size = run_.pages[0]->page_size;
     const int32_t* table = batch_.table_indptr + i;
@@ -163,11 +163,12 @@ class Rows {
   Kept<int32_t> sequence_, position_;
   Kept<long> first_;
   int64_t* const counts_;
-  Kept<int64_t> guesses_;  // of what each sequence draws next; or kNoColumn
+  Kept<int64_t> guesses_;  // of the next token of each sequence, or kNoColumn
   Kept<float*> chances_;
 };
 
-// Draws a token for each row of a step: kNoColumn where there is none.
+// Draws a token for each row of a step, or kNoColumn if the logits allow none. A warm row is one
+// with a temperature; the others take the highest column.
 class Draws {
  public:
   explicit Draws(const PmRun& run, long rows_max)
@@ -195,7 +196,7 @@ class Draws {
  private:
   bool is_warm(long sequence) const { return run_.draws && run_.draws->temperatures[sequence] > 0; }
 
-  // What is said of its sequence, for a row to be drawn as the one at `place`.
+  // Makes a row number `place` of those to draw, with the sampling parameters of its sequence.
   void note_warm(const Rows& rows, long row, long place) {
     const PmDraws& of = *run_.draws;
     const long i = rows.sequence(row);
@@ -252,21 +253,22 @@ bool leases_stand(const PmRun& run) {
   return true;
 }
 
-// Whether nobody has to look at `token`, the one after `drawn` others of sequence i.
+// Whether sequence i goes on after `token`, which follows `drawn` others of this step, without a
+// decision by the caller.
 bool goes_on(const PmRun& run, const Rows& rows, long i, long drawn, int64_t token) {
   return token != kNoColumn && drawn + 1 < rows.left() && !is_stop(run, i, token) &&
          rows.has_place(i, drawn + 1);
 }
 
-// What the guesses of sequence i were worth, of which `right` were drawn, too.
+// Updates the estimate for the guesses of sequence i, of whose drafts `right` were right.
 void learn(const Rows& rows, long i, int64_t drawn, long right) {
   if (rows.guess(i) == kNoColumn) return;
-  if (!rows.drafts(i)) right = rows.guess(i) == drawn;  // of one that was not computed
+  if (!rows.drafts(i)) right = rows.guess(i) == drawn;  // a guess that had no row
   pm::learn(rows.chance(i), right, right < rows.drafts(i) || !right);
 }
 
-// Into `right`: how many drafts of each sequence were what was drawn before them. Whether the run
-// may go on.
+// Writes to `right` how many drafts of each sequence equal the token drawn by the row before them.
+// Returns whether the run may go on.
 bool verify(const PmRun& run, const Rows& rows, const int64_t* drawn, long* right) {
   bool all_go_on = true;
   for (long i = 0; i < run.batch->rows; ++i) {
@@ -283,7 +285,7 @@ bool verify(const PmRun& run, const Rows& rows, const int64_t* drawn, long* righ
   return all_go_on;
 }
 
-// Every sequence takes its drafts that were right and what it drew after them.
+// Appends to every sequence its drafts that were right and the token drawn after them.
 void take(const PmRun& run, Rows* rows, const int64_t* drawn, const long* right) {
   long most = 0;
   for (long i = 0; i < run.batch->rows; ++i) {
@@ -295,13 +297,13 @@ void take(const PmRun& run, Rows* rows, const int64_t* drawn, const long* right)
   rows->use_up(most);
 }
 
-// What is wrong, with the index of the sequence instead of that of its row.
+// A PmBad with the index of the sequence instead of that of its row.
 long of_sequence(const Rows& rows, long bad) {
   const long row = bad & 0xFFFFFFFFL;
   return bad - row + rows.sequence(row);
 }
 
-// Steps until one of them has to be looked at; how many they were, or what is wrong.
+// Does steps until the caller has to decide. Returns how many, or minus the PmBad of a step.
 long run_steps(const PmRun& run, int threads) {
   Rows rows(run);
   Draws draws(run, rows.rows_max());

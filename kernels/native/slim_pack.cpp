@@ -1,4 +1,4 @@
-// Weights become slim (slim_layout.h).
+// Packs weights in the slim format (slim_layout.h).
 #include "pagemesh_native.h"
 #include "slim_layout.h"
 
@@ -12,7 +12,7 @@ constexpr long kColumns = 16;
 constexpr int kExponentPairs = 128;
 constexpr uint8_t kNone = 0xff;
 
-// Columns of a panel, `width` of them, `stride` apart, at `k` values each.
+// The `width` columns of a panel, `stride` elements apart, with `k` values each.
 struct Panel {
   const uint16_t* weight;
   long stride, k, width;
@@ -22,8 +22,8 @@ struct Panel {
 
 int upper_of(uint16_t bits) { return bits >> 8 & 0x7f; }
 
-// The pairs of exponents that have codes; those that the panel has not are 0. Returns how many
-// values are strays.
+// Chooses the most frequent pairs of exponents and gives them codes; `code_of` is kNone for the
+// other pairs. Returns how many values are strays.
 long choose_uppers(const Panel& panel, uint8_t* uppers, uint8_t* code_of) {
   long counts[kExponentPairs] = {};
   for (long column = 0; column < panel.width; ++column) {

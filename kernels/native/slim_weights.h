@@ -8,14 +8,14 @@
 
 namespace {
 
-// The sixteen upper bytes of a panel, ready to be looked up.
+// The sixteen upper bytes of a panel, as they are looked up by code.
 #if PM_LEVEL >= 2
 using Uppers = __m512i;
 inline Uppers uppers_of(const uint8_t* bytes) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Four values of K, the first or the last of a group.
+// Decodes four values of K: the first (HALF 0) or the last (HALF 1) of a group.
 template <int HALF>
 inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
   const __m512i lower = _mm512_loadu_si512(group + kLineBytes * HALF);
@@ -41,7 +41,7 @@ inline __m256i load_32_bytes(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-// Half of the columns.
+// The same for eight of the columns.
 template <int HALF>
 inline void decode_slim(const uint8_t* lowers, const uint8_t* group_codes, Uppers uppers,
                         __m256* to) {
@@ -91,7 +91,7 @@ inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
 }
 #endif
 
-// A panel that is read from a value of K on, which is a group's first.
+// Reads a panel from `begin` on, a value of K that is the first of a group.
 class SlimPanel {
  public:
   SlimPanel(const Weights& weights, long panel, long begin) {
@@ -108,7 +108,7 @@ class SlimPanel {
     due_ = stray_ < last_ ? stray_->at : kNever;
   }
 
-  // The next four values of K: the first of a group, then the last of it.
+  // Decodes the next four values of K; HALF is 0 and 1 in turn.
   template <int HALF>
   void take(V* to) {
     decode_slim<HALF>(group_, uppers_, to);
@@ -130,18 +130,18 @@ class SlimPanel {
   Uppers uppers_;
   const pm::SlimStray* stray_;
   const pm::SlimStray* last_;
-  uint32_t first_, due_;  // positions as a stray's
+  uint32_t first_, due_;  // positions as in SlimStray::at
 
   __attribute__((noinline)) void put_strays(float* values, uint32_t end) {
     for (; stray_ < last_ && stray_->at < end; ++stray_) {
-      const uint32_t place = stray_->at - first_;  // of a damaged list, anywhere
+      const uint32_t place = stray_->at - first_;  // anywhere if the list is damaged
       if (place < 4 * kLanes) values[place] = float_of(stray_->bits);
     }
     due_ = stray_ < last_ ? stray_->at : kNever;
   }
 };
 
-// P panels from `panel` on, `apart` panels apart.
+// Readers of P panels from `panel` on, `apart` panels apart.
 template <int P>
 inline std::array<SlimPanel, P> slim_panels(const Weights& weights, long panel, long apart) {
   if constexpr (P == 1) return {SlimPanel(weights, panel, 0)};

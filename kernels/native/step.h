@@ -1,7 +1,7 @@
-// A whole forward pass as one region of threads with barriers inside: what the operations of
-// linear.h, rows.h, kv_write.h and attention.h compute, in the order of the engine's definition
-// (pagemesh/engine/forward.py) and to the same last bit. What it saves is the way from one
-// operation to the next: a call and a region for each, and the weights that nobody fetched.
+// A whole forward pass as one parallel region with barriers inside. It computes what the operations
+// of linear.h, rows.h, kv_write.h and attention.h compute, in the order of the engine's definition
+// (pagemesh/engine/forward.py), and with the same bits. It saves a call and a region per operation,
+// and prefetches weights from one operation to the next.
 #pragma once
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ struct alignas(64) StepCounter {
 
 struct StepCall {
   const PmDecoder& model;
-  const PmPages* const* pages;  // of each layer
+  const PmPages* const* pages;  // one per layer
   const PmRows& batch;
   const StepMemory& memory;
   StepCounter* counters;  // [layer][kLayerCounters], then one for the head
@@ -34,7 +34,7 @@ struct StepCall {
   double* phase_us;  // [PM_PHASES] or null
 };
 
-// What one thread of the region has of its own.
+// What one thread of the region works with.
 struct Hand {
   int thread, threads;
   bool row_invariant;
@@ -43,11 +43,11 @@ struct Hand {
   float* carry;
   float* own;
   Scratch& scratch;
-  double* phase_us;  // of the first thread, when it was asked for
+  double* phase_us;  // null except on the first thread, if asked for
   double since_us;
 };
 
-// Everybody is done with a phase.
+// Ends a phase: waits for all threads, and measures.
 void end_phase(Hand& hand, PmPhase phase) {
   pm::barrier();
   if (!hand.phase_us) return;
@@ -65,7 +65,8 @@ void share(const Hand& hand, long count, Body body) {
   for (long i = share_begin(count, hand.thread, hand.threads); i < end; ++i) body(i);
 }
 
-// Rows of x, normalised. Few of them are quicker done by each thread than waited for.
+// Returns the rows of x, normalised. Few rows are normalised by every thread for itself, which is
+// quicker than a barrier.
 const float* norm_step(const StepCall& step, Hand& hand, const float* x, long rows,
                        const float* weight) {
   const long width = step.model.hidden;
@@ -83,7 +84,7 @@ const float* norm_step(const StepCall& step, Hand& hand, const float* x, long ro
   return to;
 }
 
-// What this thread reads first of the product after this one.
+// What this thread reads first in the product that comes after the current one, to be prefetched.
 Next first_unit(const PmMatrix& matrix, const LinearPlan& plan, const Hand& hand) {
   return next_unit(plan, weights_of(matrix), hand.thread);
 }
@@ -112,7 +113,7 @@ void run_product(Hand& hand, pm::Counter& work, const LinearCall& call, const Li
   end_phase(hand, PM_PRODUCTS);
 }
 
-// out (+)= x * matrix^T + bias for rows that lie one after the other.
+// out (+)= x * matrix^T + bias, for contiguous rows.
 void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix& matrix,
                   float* out, long rows, bool add, Next after) {
   const LinearCall call{x, matrix.k, weights_of(matrix), matrix.bias, out, matrix.n,
@@ -121,8 +122,8 @@ void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix&
               after);
 }
 
-// One KV head of rows [begin, end): queries and keys normalised (where the model does that) and
-// rotated, keys and values written to their pages.
+// For one KV head of rows [begin, end): normalises queries and keys (where the model does that),
+// rotates them, and writes keys and values to their pages.
 void turn_unit(const StepCall& step, const PmLayer& layer, const PmPages& pages, long head,
                long begin, long end) {
   const PmDecoder& model = step.model;
@@ -167,7 +168,7 @@ void attend_step(Hand& hand, AttentionCall call, const AttentionPlan& plan, cons
   end_phase(hand, PM_ATTENTION);
 }
 
-// The wanted rows of x and q, for the end of the last layer.
+// Copies the wanted rows of x and q, with which the last layer continues after its K and V.
 void narrow_step(const StepCall& step, Hand& hand) {
   const PmDecoder& model = step.model;
   const long hidden = model.hidden, query = model.heads * model.head_dim;
@@ -182,7 +183,7 @@ void narrow_step(const StepCall& step, Hand& hand) {
   end_phase(hand, PM_ROWS);
 }
 
-// For widths whose halves share a panel: gates after the product.
+// For widths whose halves share a panel: applies the gate after the product.
 void gate_step(const StepCall& step, Hand& hand, long rows) {
   const long mlp = step.model.mlp, vectors = pieces(mlp, kLanes);
   const long begin = share_begin(vectors, hand.thread, hand.threads) * kLanes;
@@ -211,7 +212,7 @@ void gated_step(const StepCall& step, Hand& hand, pm::Counter& work, const float
               plan_gated_product(rows, matrix, hand.row_invariant, hand.threads), after);
 }
 
-// One layer; false when nothing beyond its K and V is wanted.
+// Computes one layer; returns false if nothing beyond its K and V is wanted.
 bool layer_step(const StepCall& step, Hand& hand, long index) {
   const PmDecoder& model = step.model;
   const PmLayer& layer = model.layers[index];
@@ -280,7 +281,7 @@ void step_share(const StepCall& step, Hand& hand) {
   }
 }
 
-// 0, or what is wrong: see pm_decoder_step.
+// Returns 0 or a PmBad, see pm_decoder_step.
 long check_step(const PmDecoder& model, const PmPages& pages, const PmRows& batch,
                 const AttentionCall& attention) {
   for (long row = 0; row < batch.rows; ++row) {
@@ -304,7 +305,7 @@ inline long step_weights(const PmDecoder& model) {
          (size(layer.qkv) + size(layer.output) + size(layer.gate_up) + size(layer.down));
 }
 
-// Whose row each wanted one is, and where it stands.
+// The sequence and the position of each wanted row.
 struct Wanted {
   int32_t* sequence;
   int32_t* position;

@@ -1,15 +1,15 @@
-// Where the operations of a step leave what the next ones take.
+// The buffers in which the operations of a step leave their results for the next ones.
 #pragma once
 
 #include "product.h"
 
 namespace {
 
-constexpr long kOwnFloats = 4096;  // of rows that every thread normalises, or forms, for itself
+constexpr long kOwnFloats = 4096;  // up to which every thread normalises, or forms, rows for itself
 
 inline long own_formed_floats(bool rounds) { return formed_floats(1, kOwnFloats, rounds); }
 
-// Buffers of a step; rows as the batch has them unless said otherwise.
+// Buffers of a step; `rows` are those of the batch.
 struct StepMemory {
   float* x;        // [rows][hidden]
   float* normed;   // [rows][hidden]
@@ -17,11 +17,11 @@ struct StepMemory {
   float* mixed;    // [rows][query]
   float* gate_up;  // [rows][2 mlp]
   float* gated;    // [rows][mlp]
-  float* last_x;   // [wanted][hidden], when the last layer goes on with those alone
+  float* last_x;   // [wanted][hidden], if the last layer continues with those alone
   float* last_q;   // [wanted][query]
-  float* formed;   // the widest product's rows, where they are put into a form (product.h)
+  float* formed;   // the rows of a product, up to the widest, in the form that it reads (product.h)
   float* own;      // [threads][kOwnFloats]
-  float* own_formed;  // [threads][own_formed_floats()]: those of a product of few
+  float* own_formed;  // [threads][own_formed_floats()]: the same for few rows
   float* carry;    // [threads][kCarryFloats]
   long floats;
 

@@ -1,11 +1,12 @@
-// The highest, the lowest and the sum of a list of floats, in an order that its length alone sets.
+// The maximum, the minimum and the sum of a list of floats, in an order that depends only on its
+// length.
 #pragma once
 
 #include <math.h>
 
 namespace {
 
-// Numbers only: what is none may be lost.
+// NaNs may be lost.
 inline float highest_of(const float* in, long width) {
   V peaks[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
   long i = 0;
@@ -27,7 +28,7 @@ inline float lowest_of(const float* in, long width) {
     const int lanes = lanes_at(i, width);
     low = min(fill_from(load_some(in + i, lanes), lanes, INFINITY), low);
   }
-  return 0.0f - max_lanes(sub(zero(), low));  // what is 0 has no sign
+  return 0.0f - max_lanes(sub(zero(), low));  // a zero comes out as +0
 }
 
 inline double sum_of(const float* in, long count) {

@@ -1,7 +1,7 @@
-// Products on matrix tiles (tiles.h), panels of weights two by two. Of one or two tiles of rows a
-// pair of panels is read from beginning to end, and its sums never leave the tiles. Of more rows it
-// is read in blocks of K, which all rows go through. Weights are split while those before them are
-// multiplied. With a gate, a pair is a panel of each half (gated.h).
+// Products on matrix tiles (tiles.h), with panels of weights in pairs. For one or two tiles of rows
+// a pair of panels is read from beginning to end, and its sums stay in tile registers. For more
+// rows it is read in blocks of K, each of which is multiplied by all rows. Weights are split while
+// those before them are multiplied. With a gate, a pair is one panel from each half (gated.h).
 #pragma once
 
 #include "gated.h"
@@ -9,10 +9,10 @@
 
 namespace {
 
-constexpr long kRegisterTiles = 2;  // tiles of rows whose sums stay where they are
-constexpr long kManyDepth = 4;      // tiles of K in a block of many rows
+constexpr long kRegisterTiles = 2;  // tiles of rows whose sums stay in registers
+constexpr long kManyDepth = 4;      // tiles of K in a block, for more rows
 
-// Panels of a unit, two by two. One that is left over at the end is computed twice.
+// The panels of a unit, in pairs. One that is left over at the end is computed twice.
 struct Pairs {
   long first, last;  // panels of the unit
   long step, apart;  // from pair to pair, and within one
@@ -48,8 +48,8 @@ inline LinearPlan plan_tile_gated(long rows, long n, int threads) {
   return plan;
 }
 
-// A pair of panels over tiles [begin, end) of K, to be split a little at a time: to
-// [tile of K][panel][part][16][32]. Fetches the same place of what comes `then`.
+// Splits a pair of panels over tiles [begin, end) of K, a little at a time, to [tile of
+// K][panel][part][16][32]. Prefetches the corresponding place of `then`, which is read next.
 template <typename T>
 class Splitter {
  public:
@@ -62,7 +62,7 @@ class Splitter {
 
   long left() const { return left_; }
 
-  // At most `lines` more, a panel's tile at a time.
+  // Splits at most `lines` more lines, a panel's tile at a time.
   void advance(long lines) {
     while (lines > 0 && left_ > 0) {
       const long rest = kTilePairs - at_, count = lines < rest ? lines : rest;
@@ -85,7 +85,7 @@ class Splitter {
  private:
   const char* panels_[2];
   long row_bytes_;
-  long row_;  // the first value of K of the tile
+  long row_;  // the first value of K of the current tile
   long rows_left_;
   Word* to_;
   long left_;
@@ -109,7 +109,7 @@ class Splitter {
   }
 };
 
-// Sums of `height` rows of one panel, [row][16], to where they belong.
+// Finishes the sums of `height` rows of one panel, [row][16], and writes them to `out`.
 void finish_sums(const LinearCall& call, long row, long height, long panel, const float* sums) {
   const long column = panel * kLanes;
   const int width = call.n - column < kLanes ? static_cast<int>(call.n - column) : kLanes;
@@ -237,7 +237,8 @@ class TileUnit {
   }
 };
 
-// One thread's share, like linear_share, whose rows are laid out. Those of a gate are held.
+// One thread's share, like linear_share, for rows that are laid out in tiles. If the sums are held,
+// it applies the gate.
 void tile_share(const LinearCall& call, const RowTiles& rows, const LinearPlan& plan,
                 pm::Counter& work, int thread, int team, float* carry, Next after) {
   const Tiles tiles(rows.height);

@@ -1,12 +1,12 @@
-// Matrix tiles (AMX): float32 values as sums of three bfloat16s. With 8 + 8 + 8 bits of significand
-// nothing is lost. Of the nine products of two such values the six that float32 can tell are added
-// up, small ones first; a tile sums 32 values of K at a time, in float32, which rounds
-// less often than one chain of multiply-adds. Like everywhere else an element's sum goes over K in
-// one order, whatever the rows, units and threads are.
+// Matrix tiles (AMX): float32 values as sums of three bfloat16s, the parts. With 8 + 8 + 8 bits of
+// significand nothing is lost. Of the nine products of two such values, the six that are large
+// enough for float32 are added up, small ones first; a tile sums 32 values of K at a time, in
+// float32, which rounds less often than one chain of multiply-adds. As everywhere else, the order
+// in which an element's sum goes over K does not depend on rows, units and threads.
 //
-// Rows that are rounded to bfloat16 (pairs.h) are one part, and so are weights that are bfloat16s.
+// Rows that are rounded to bfloat16 (pairs.h) are one part, and so are weights of bfloat16 or int8.
 //
-// Infinities of split rows come out as no number, since their parts do not add up to them.
+// Infinities in split rows become NaN, since their parts do not add up to them.
 //
 // Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for
 // higher-precision computations" (2019).
@@ -21,21 +21,21 @@ using Word = uint16_t;  // a bfloat16
 constexpr long kTileHeight = 16, kTileDepth = 32, kTileWords = kTileHeight * kTileDepth;
 constexpr long kTilePairs = kTileDepth / 2;  // value i of K lies beside value i + 16
 constexpr long kSumFloats = kTileHeight * kLanes;
-// Of rows; those that are rounded to bfloat16 are one.
+// The parts of a row: one if it is rounded to bfloat16.
 constexpr long row_parts(bool rounds) { return rounds ? 1 : 3; }
 
 inline __m512i bits_of(__m512 value) { return _mm512_castps_si512(value); }
 inline __m512 upper_of(__m512i bits) {
   return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x10000)));
 }
-// The upper halves of both, alternating.
+// Stores the upper halves of both, interleaved.
 inline void store_uppers(Word* to, __m512i low, __m512i high) {
   _mm512_store_si512(to, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(low, 16), high));
 }
 
-// Values of K and those 16 further on, of one row or of 16 columns, as a line of a tile for each
-// part. The first part is rounded (halves away from zero), so that the others have either sign;
-// what it leaves has 16 bits.
+// Splits values of K (`low`) and those 16 further on (`high`), of one row or of 16 columns, into a
+// line of a tile for each part. The first part is rounded, ties away from zero, so that the
+// remainder has 16 bits and either sign.
 inline void split_pair(V low, V high, Word* to) {
   __m512 a = low.v, b = high.v;
   const __m512i half = _mm512_set1_epi32(0x8000);
@@ -50,7 +50,7 @@ inline void split_pair(V low, V high, Word* to) {
   store_uppers(to + 2 * kTileWords, bits_of(a), bits_of(b));
 }
 
-// The same of values that are rounded to one part, to the nearest, ties to even.
+// The same for values that are rounded to one part, to nearest, ties to even.
 inline void round_pair(V low, V high, Word* to) {
   const __m512i words = (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
   const __m512i alternating = _mm512_set_epi16(
@@ -59,7 +59,7 @@ inline void round_pair(V low, V high, Word* to) {
   _mm512_store_si512(to, _mm512_permutexvar_epi16(alternating, words));
 }
 
-// Codes that are bfloat16s, or have no more bits than these.
+// Whether codes are values of bfloat16.
 template <typename T>
 constexpr bool kIsOnePart = false;
 template <>
@@ -67,7 +67,8 @@ constexpr bool kIsOnePart<Int8> = true;
 template <>
 constexpr bool kIsOnePart<Bfloat16> = true;
 
-// Weights of a tile: how many parts they have, and a line of each from what the panel holds.
+// Weights of a tile: how many parts they have, and how the panel's codes become a line of each
+// part; for null, of zeros.
 template <typename T>
 struct SplitWeights {
   static constexpr int kParts = kIsOnePart<T> ? 1 : 3;
@@ -113,8 +114,8 @@ struct RowTiles {
   }
 };
 
-// Tiles 0 to 3 are sums, of two tiles of rows and two panels; 4 and 5 are of rows, 6 and 7 of
-// panels.
+// Configures the tile registers, for as long as it lives: 0 to 3 are sums, of two tiles of rows and
+// two panels; 4 and 5 are of rows, 6 and 7 of panels.
 struct Tiles {
   struct alignas(kLineBytes) Config {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -128,7 +129,7 @@ struct Tiles {
       config.line_bytes[tile] = kLineBytes;
       config.lines[tile] = static_cast<uint8_t>(tile < 6 ? height : kTilePairs);
     }
-    // Headers of GCC before 14 say that only the first eight bytes are read.
+    // GCC's headers before 14 declare only the first eight bytes as read.
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
@@ -137,7 +138,7 @@ struct Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-// In all of these R is 1 or 2 tiles of rows; panels are two.
+// In the following functions R is the number of tiles of rows, 1 or 2; there are always two panels.
 template <int R>
 inline void load_rows(const Word* at, long apart) {
   _tile_loadd(4, at, kLineBytes);
@@ -182,9 +183,9 @@ inline void store_sums(float* at, long apart) {
   if constexpr (R > 1) _tile_stored(3, at + apart + kSumFloats, kLineBytes);
 }
 
-// Adds 32 values of K to the sums: of R tiles of rows of ROW_PARTS parts each, `rows_apart` apart,
-// and two panels of PARTS parts each. Does `between()` kBetween times, since products take longer
-// to come than to be asked for.
+// Adds to the sums the products over 32 values of K: of R tiles of rows of ROW_PARTS parts each,
+// `rows_apart` apart, and two panels of PARTS parts each. Calls `between()` kBetween times, since a
+// tile's product takes longer to complete than to issue.
 template <long ROW_PARTS, int PARTS>
 constexpr long kBetween = PARTS == 1 ? ROW_PARTS : 6;
 
@@ -218,7 +219,7 @@ inline void add_tile(const Word* rows, long rows_apart, const Word* panels, Betw
   }
 }
 
-// Compilers do not know that tiles are loaded from what was stored before.
+// A compiler barrier: compilers do not know that tiles are loaded from memory written before.
 inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The log-softmax of a few columns of a row: of those that are asked for, and of the highest. One
-// pass over the row keeps the highest in a heap, whose lowest is what a further one has to beat; the
-// next pass sums up what all of them weigh.
+// The log-softmax of a few columns of a row: of given columns, and of the highest. One pass over
+// the row keeps the highest in a heap, whose lowest entry is the one to beat; the next pass sums
+// the exponentials of all columns.
 #pragma once
 
 #include <math.h>
@@ -9,16 +9,17 @@
 
 namespace {
 
-// The highest columns so far; of equals the lowest. A value and its column are one number, the
-// higher the better, and the worst of them is the first of a heap. 0 is less than any of them.
+// The highest columns so far; of equals the lowest columns. A value and its column are packed into
+// one number, the higher the better, in a heap whose first is the worst. An empty place is 0, less
+// than any of them.
 class Ranking {
  public:
-  // `memory`: of `count` words, at least one.
+  // `memory`: `count` words, at least one.
   Ranking(uint64_t* memory, long count) : heap_(memory), count_(count), bound_(-INFINITY) {
     for (long i = 0; i < count; ++i) heap_[i] = 0;
   }
 
-  // A value below it comes too late; one that is no less need not be taken.
+  // Values below it cannot enter the ranking any more; others may or may not.
   float bound() const { return bound_; }
 
   void see(V values, long first, unsigned lanes) {
@@ -32,7 +33,7 @@ class Ranking {
     }
   }
 
-  // Best first. Nothing can be seen afterwards.
+  // Sorts best first; see() must not be called afterwards.
   void sort() {
     for (long left = count_ - 1; left > 0; --left) {
       const uint64_t worst = heap_[0];
@@ -45,7 +46,7 @@ class Ranking {
 
  private:
   static uint64_t number(float value, long column) {
-    value += 0.0f;  // both zeros are equals
+    value += 0.0f;  // makes both zeros equal
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
@@ -63,11 +64,11 @@ class Ranking {
   void take(uint64_t number) {
     if (number <= heap_[0]) return;
     sink(number, count_);
-    // Columns only rise, so an equal of the worst is worse than it.
+    // Columns come in ascending order, so a later value that equals the worst is worse.
     bound_ = heap_[0] ? nextafterf(value(heap_[0]), INFINITY) : -INFINITY;
   }
 
-  // Puts a number in the place of the first of `count` and restores their order.
+  // Replaces the first of `count` numbers and restores the heap.
   void sink(uint64_t number, long count) {
     long at = 0;
     for (long next = 1; next < count; next = 2 * at + 1) {
@@ -84,7 +85,7 @@ class Ranking {
   float bound_;
 };
 
-// The highest of a row, all of whose columns `ranking` sees. What is no number may be lost.
+// Shows all columns of a row to `ranking` and returns the highest value. NaNs may be lost.
 inline float rank(const float* in, long width, Ranking* ranking) {
   V peaks = splat(-INFINITY);
   long i = 0;

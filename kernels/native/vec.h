@@ -1,8 +1,7 @@
-// Sixteen floats, whatever the machine has. One source of kernels is compiled per level; this is
-// all they differ in. fma() is fused where the level has it and two roundings on the portable
-// one, so what is done in vectors is the same for every shape and thread count of one level, not
-// across levels. On 64-bit ARM the portable one is NEON, and fused.
-// Of max(a, b) and min(a, b) b remains where either is no number.
+// A vector of sixteen floats on every level: kernels have one source, which is compiled once per
+// level. fma() is fused, except on the portable level, where it rounds twice; on 64-bit ARM that
+// level uses NEON and is fused too. So vector results are the same for every shape and thread count
+// of one level, but not across levels. max(a, b) and min(a, b) return b where either is NaN.
 #pragma once
 
 #include <stdint.h>
@@ -44,17 +43,17 @@ inline V fill_from(V a, int n, float fill) {
 inline V zero_below(V a, V x, float limit) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
 }
-// The lanes where a >= limit, a bit each, the lowest first.
+// The lanes where a >= limit, as a bit mask; lane 0 is the lowest bit.
 inline unsigned at_least(V a, float limit) {
   return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GE_OQ);
 }
-// Writes the given lanes side by side; what comes after them up to kLanes floats is lost. Returns
-// how many there are.
+// Writes the given lanes of `a` contiguously and returns how many there are. May overwrite up to
+// kLanes floats at `to`.
 inline long pack(float* to, V a, unsigned lanes) {
   _mm512_storeu_ps(to, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), a.v));
   return __builtin_popcount(lanes);
 }
-// The same of first, first + 1, ...
+// The same for the numbers first, first + 1, ...
 inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
   const __m512i counting =
       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -218,8 +217,8 @@ inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
 
 inline V zero() { return splat(0.0f); }
 
-// Sum and maximum over lanes, in an order that is fixed within a level. Below AVX-512 the maximum
-// of two lanes of which one is no number is the lower one.
+// Sum and maximum over lanes, in an order that is fixed within a level. Below AVX-512, of two lanes
+// of which one is NaN, the maximum is the one with the lower index.
 #if PM_LEVEL >= 2
 inline float sum_lanes(V a) { return _mm512_reduce_add_ps(a.v); }
 inline float max_lanes(V a) { return _mm512_reduce_max_ps(a.v); }
@@ -250,7 +249,7 @@ inline float max_lanes(V a) {
 }
 #endif
 
-// e^x to about 1 ulp of float32 between -87.3 and 88; 0 below; no number of what is none. Range
+// e^x to about 1 ulp of float32 between -87.3 and 88; 0 below; NaN for NaN. Range
 // reduction by powers of two in two steps (Cody and Waite), then a polynomial of degree 6.
 inline V exponential(V x) {
   constexpr float kLow = -87.3f, kHigh = 88.0f;
@@ -266,7 +265,8 @@ inline V exponential(V x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(0.5f));
   p = fma(p, mul(r, r), add(r, splat(1.0f)));
-  // No x is above e^x, so this changes no number; what is none has lost its way above.
+  // x is always below e^x, so this changes no number. It restores NaNs, which max and min above
+  // lost.
   return max(zero_below(scale_by_bits(p, t), x, kLow), x);
 }
 

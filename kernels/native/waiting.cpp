@@ -1,4 +1,4 @@
-// Words that processes wait for, in memory that they share.
+// Words in shared memory on which processes wait, by futex.
 #include <time.h>
 
 #include "pagemesh_native.h"
@@ -24,7 +24,7 @@ PM_EXPORT void pm_word_await(const uint32_t* word, uint32_t seen, long timeout_u
   const timespec timeout = {timeout_us / 1000000, timeout_us % 1000000 * 1000};
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 #else
-  // Nobody wakes us here: look again soon.
+  // Without a futex nobody wakes the caller: it looks again soon.
   if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != seen) return;
   const timespec nap = {0, (timeout_us < 500 ? timeout_us : 500) * 1000};
   nanosleep(&nap, nullptr);

@@ -1,11 +1,11 @@
 // A packed weight: panels of 16 columns, each stored as [K][16]; float32, bfloat16, float16, or
-// int8 codes with one float32 scale a column; or bfloat16 in twelve bits (slim_layout.h). A panel
+// int8 codes with one float32 scale per column; or bfloat16 in twelve bits (slim_layout.h). A panel
 // of int8 ends with its 16 scales, as four more rows of bytes.
 //
-// Codes of all types are multiplied as the float32 numbers that they are, and of int8 a column's
-// finished sum by its scale: one multiplication an element, and the sum is the same chain of
-// multiply-adds whether codes became floats in registers or in a block of them beforehand. So what
-// half precision holds gives the same bits from two bytes as from four, and from one and a half.
+// Codes of all types are multiplied as the float32 values for which they stand; for int8, a
+// column's finished sum is multiplied by its scale, once per element. A sum is the same chain of
+// multiply-adds whether codes are decoded in registers or a block at a time beforehand. So weights
+// that fit in half precision give the same bits from two bytes as from four, or from twelve bits.
 #pragma once
 
 #include "kv_types.h"
@@ -22,11 +22,11 @@ struct Weights {
   long k;
   long type;  // PmWeightType
   bool rounds_rows;
-  long rows_at;  // where in a panel its first row is
+  long rows_at;  // offset in bytes of a panel's first row
 
   bool scaled() const { return type == PM_WEIGHT_INT8; }
   bool slim() const { return type == PM_WEIGHT_SLIM_BFLOAT16; }
-  bool narrow() const { return type != PM_WEIGHT_FLOAT32; }  // fewer than four bytes
+  bool narrow() const { return type != PM_WEIGHT_FLOAT32; }  // fewer than four bytes per weight
   const char* panel(long index) const { return panels + index * panel_bytes; }
   V scales(long index) const {
     return load(reinterpret_cast<const float*>(panel(index) + k * row_bytes));
@@ -63,8 +63,8 @@ inline Weights weights_of(const PmMatrix& matrix) {
 // Whether a decoder's products round their rows: all of them do, or none.
 inline bool rounds_rows(const PmDecoder& model) { return weights_of(model.head).rounds_rows; }
 
-// Weights that come next, to be fetched meanwhile: panels from `at` on, `apart_bytes` apart, in
-// rows of `row_bytes`. Without any, `at` is null.
+// The weights that are read next, to be prefetched: panels from `at` on, `apart_bytes` apart, in
+// rows of `row_bytes`. `at` is null if there are none.
 struct Next {
   const char* at;
   long apart_bytes;
@@ -73,7 +73,7 @@ struct Next {
 
 constexpr Next kNothingNext{nullptr, 0, 0};
 
-// What is read of `weights` from panel `panel` and row `k` on.
+// The part of `weights` that is read from panel `panel` and row `k` on.
 inline Next next_at(const Weights& weights, long panel, long k = 0) {
   const char* at = weights.panel(panel) + weights.rows_at + k * weights.row_bytes;
   return {at, weights.panel_bytes, weights.row_bytes};
