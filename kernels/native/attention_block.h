@@ -131,7 +131,8 @@ template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
 // Prefetches a line for a run of `queries` queries. Into L1, long runs do not, except the longest,
-// which exist only over narrow codes and are like two short ones. Part of a burst is dropped.
+// which exist only over narrow codes and are like two short ones. The hardware drops part of a
+// burst.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);

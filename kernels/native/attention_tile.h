@@ -161,7 +161,7 @@ void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, 
   for (long start = begin; start < end; start += kBlock) {
     const Slots slots = slots_of(reach, start);
     locate(head, start, slots, static_cast<typename T::Code*>(scratch.keys), &block);
-    // Where there is no next block or no slot, an address that is valid to prefetch.
+    // Without a next block, and for slots before the first, an address that is valid to prefetch.
     for (auto& keys : block.next_keys) keys = block.keys[slots.first / kLanes];
     for (int slot = 0; slot < slots.first; ++slot) block.values[slot] = block.values[slots.first];
     const long next = start + kBlock;
@@ -179,7 +179,7 @@ void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Sc
   for (long query = 0; query < tile.rows * call.group; ++query) {
     State state = state_at(scratch.span, query, call.width);
     memset(state.words, 0, sizeof(float) * static_cast<size_t>(state_floats(call.width)));
-    state.peak() = -FLT_MAX;  // of no scores: a score of minus infinity is still below
+    state.peak() = -FLT_MAX;  // the peak of no scores, above one of minus infinity
   }
   const Reach reach = reach_of(call, tile);
   const long begin = span * kSpan > reach.low ? span * kSpan : reach.low / kBlock * kBlock;

@@ -17,15 +17,15 @@ constexpr float kRowsAStream = 4.0f;
 constexpr float kFirstChances[] = {0.4f, 0.9f};  // initial estimates: short matches, long ones
 constexpr float kNews = 1.0f / 8;  // weight of one guess against all before it
 
-// An earlier occurrence of the last `length` tokens, at [end - length, end). Length 0: there is
-// none.
+// An earlier occurrence of the last `length` tokens, at [end - length, end); length 0 for none.
 struct Match {
   long end = 0, length = 0;
 
   bool is_long() const { return length >= kMatchLong; }
 };
 
-// The last place in [length, end] before which the last `length` tokens occur; 0 if there is none.
+// The last place in [length, end] where an earlier occurrence of the last `length` tokens ends, 0
+// for none.
 inline long last_place(const uint32_t* history, long count, long end, long length) {
   constexpr long kBlock = 32;  // places compared together, so that compilers vectorise it
   const uint32_t* last = history + count;
@@ -76,9 +76,10 @@ inline void draft(const uint32_t* history, long count, const Match& match, long 
   }
 }
 
-// How many drafts are worth a row each, in a step that has `sequences` rows without them: those
-// that are right at least as often as the cost of a row, relative to that of a token without
-// drafts. `chance`: the probability that a guess is right if those before it are.
+// How many drafts are worth a row each, in a step that has `sequences` rows without them: those for
+// which the probability that they and all before them are right is at least the cost of a row,
+// relative to that of a token without drafts. `chance`: the probability that a guess is right if
+// those before it are.
 inline long wanted_drafts(float chance, long sequences, long each_max) {
   const float rows = static_cast<float>(sequences), cost = rows / (rows + kRowsAStream);
   long count = 0;

@@ -53,8 +53,7 @@ struct Aim {
   Aim(const double* sums, long blocks, double uniform) : running(0.0), block(0) {
     double whole = 0.0;
     for (long at = 0; at < blocks; ++at) whole += sums[at];
-    // For a uniform of 1. With one below 1 the product is less than the whole sum, however it
-    // rounds.
+    // The limit is for a uniform of 1: below 1, the product never rounds up to the whole sum.
     target = fmin(uniform * whole, nextafter(whole, 0.0));
     if (!(whole < INFINITY)) block = -1;
     while (block >= 0 && running + sums[block] <= target) running += sums[block++];

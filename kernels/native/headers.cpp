@@ -231,7 +231,7 @@ PM_EXPORT uint64_t pm_word_load(const uint64_t* word) { return load_acquire(word
 
 PM_EXPORT void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots,
                              const uint64_t* expected, long count, uint8_t* same) {
-  // This check follows reads by the caller, which an acquire load alone could let come after it.
+  // The caller has read before this check: an acquire load alone would let those reads come later.
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   for (long n = 0; n < count; ++n) {
     bool inside = static_cast<long>(slots[n]) < word_count;

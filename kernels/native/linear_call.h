@@ -15,8 +15,8 @@ namespace {
 //
 // kBlockDepth: values of K in a block. For few rows a block is shorter (kShortDepth), so that it
 // stays in L1 from tile to tile. A long block stores its sums less often, and data from L2 arrives
-// in time where tiles are as large as registers allow. The rows of a unit should stay in an L2 of
-// 512 KiB.
+// in time where tiles are as large as registers allow. The rows of a unit should stay in L2, if it
+// has 512 KiB.
 #if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 14, kNarrowPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;
@@ -90,8 +90,8 @@ inline bool in_stream(long rows, const Weights& weights) {
   return rows <= (weights.slim() ? kSlimStreamRows : kStreamRows);
 }
 
-// Whether a stream reads its panels in pairs; `pairs`: how many there would be. With few of them,
-// one thread's having a pair more than another costs more than pairs gain.
+// Whether a stream reads its panels in pairs; `pairs`: how many there would be. If they are few,
+// their uneven division among threads costs more than pairs gain.
 inline bool in_pairs(long rows, long pairs, const Weights& weights, int threads) {
   if (weights.narrow() && rows <= kNarrowPairRows) return true;
   return rows <= kPairRows && !weights.slim() && pairs >= kPairsPerThread * threads;

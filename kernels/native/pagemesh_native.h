@@ -192,8 +192,7 @@ long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const floa
 // Reads K and V of positions [first, first + count) of one sequence: [kv_heads][count][head_dim].
 long pm_kv_gather(const PmPages* pages, const int32_t* table, long table_pages, long first,
                   long count, float* k, float* v, int threads);
-// soft_cap: INFINITY for none. window_tokens: LONG_MAX for none; pages before the window are not
-// read.
+// soft_cap: INFINITY for none. window_tokens: LONG_MAX for none; pages before it are not read.
 long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,
                         long out_stride, long rows, long q_heads, const int32_t* tables,
                         const int32_t* table_indptr, long sequences, const int32_t* row_sequence,

@@ -14,7 +14,7 @@ namespace pm {
 class Patience {
  public:
   static constexpr double kLongUs = 50.0, kBriefUs = 10.0;
-  // Shorter losses do not count: processes that run for a moment, as those do that pass messages
+  // Shorter losses do not count: processes that run for a moment, such as those that pass messages
   // on, give the core back sooner. Slices are 2.8 ms and more on Linux.
   static constexpr double kSliceUs = 1000.0;
   static constexpr int64_t kHoldUs = 50'000, kHoldUsMax = 1'600'000;

@@ -5,8 +5,7 @@
 namespace {
 
 constexpr long kProbePiece = 1 << 14;  // floats a thread takes at a time
-// Independent chains, as many as fit in registers besides the value: 24 of 32 registers, or 12 of
-// 16.
+// As many chains as fit in registers besides the value: 24 of 32 registers, or 12 of 16.
 #if PM_LEVEL >= 2
 constexpr int kProbeChains = 24;
 #elif PM_LEVEL == 1 || defined(__aarch64__)

@@ -13,7 +13,7 @@ namespace {
 
 constexpr long kNoColumn = -1;
 constexpr int64_t kNoSlot = -1;
-constexpr long kAloneColumns = 1L << 16;  // one thread looks through as many before others wake up
+constexpr long kAloneColumns = 1L << 16;  // one thread scans this many sooner than others wake
 
 // The first of the highest columns; kNoColumn if the highest is not finite or the row holds a NaN.
 long highest_column(const float* row, long width) {
@@ -82,7 +82,7 @@ class Rows {
       first_[i] = rows;
       put(rows++, i, at, next_token(i));
       if (!run_.drafts) continue;
-      const long room = (rows_max_ - rows) / (sequences_ - i);  // less the others' own rows
+      const long room = (rows_max_ - rows) / (sequences_ - i);  // the others' own rows set aside
       const long drafts = draft(i, smaller(room, room_behind(i, at)), tokens_.at + rows);
       for (long j = 1; j <= drafts; ++j, ++rows) put(rows, i, at + j, tokens_[rows]);
     }
@@ -196,7 +196,7 @@ class Draws {
  private:
   bool is_warm(long sequence) const { return run_.draws && run_.draws->temperatures[sequence] > 0; }
 
-  // Makes a row number `place` of those to draw, with the sampling parameters of its sequence.
+  // Enters a row at `place` of the draw, with the sampling parameters of its sequence.
   void note_warm(const Rows& rows, long row, long place) {
     const PmDraws& of = *run_.draws;
     const long i = rows.sequence(row);

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr long kOwnFloats = 4096;  // up to which every thread normalises, or forms, rows for itself
+constexpr long kOwnFloats = 4096;  // up to this many, every thread normalises or forms rows itself
 
 inline long own_formed_floats(bool rounds) { return formed_floats(1, kOwnFloats, rounds); }
 

@@ -48,8 +48,8 @@ inline LinearPlan plan_tile_gated(long rows, long n, int threads) {
   return plan;
 }
 
-// Splits a pair of panels over tiles [begin, end) of K, a little at a time, to [tile of
-// K][panel][part][16][32]. Prefetches the corresponding place of `then`, which is read next.
+// Splits a pair of panels over tiles [begin, end) of K, a little at a time, to
+// [tile of K][panel][part][16][32]. Prefetches the corresponding place of `then`, which comes next.
 template <typename T>
 class Splitter {
  public:
