@@ -1,4 +1,4 @@
-"""Between operators and a pager: what is cached, what is to stay, what is to go.
+"""Messages between operators and a pager: inspect, pin and invalidate what is cached.
 
     operator -> pager      reply
     AskCacheStats          CacheStats
@@ -8,8 +8,8 @@
     UnpinPrefix            PrefixUnpinned
     InvalidateCache        CacheInvalidated
 
-They travel as JSON on ``subjects.cache_door``, so the names of their fields are an interface.
-Any of them may be answered by an error (``code`` and ``message``). No answer holds token ids.
+They travel as JSON on ``subjects.cache_door``, so their field names are a public interface. Any
+request may be answered with an error (``code`` and ``message``). No answer contains token ids.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pagemesh.wire.messages import (
 
 LINES_MAX = 500
 Medium = Literal["disk", "memory"]
-"""Where pages go that leave the pool."""
+"""Where pages that leave the pool are kept."""
 PIN_TTL_S_MAX = 365 * 86_400
 RootName = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 RootStart = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
-"""The first digits of one; empty: any."""
+"""The first digits of a root's name; empty: any root."""
 PinName = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Limit = Annotated[int, Meta(ge=1, le=LINES_MAX)]
 
 
 @registered("cache.ask_stats")
 class AskCacheStats(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ledger, what left the cache and why, and what is pinned."""
+    """Ask for the ledger, what left the cache and why, and what is pinned."""
 
 
 class PinLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class PinLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pages: Count
     tokens: Count
     expires_in_s: Count | None
-    """None: it lasts until it is unpinned."""
+    """None: the pin lasts until it is unpinned."""
 
 
 class DiskTenantLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class DiskTenantLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The disk tier, in pages; what happened, in this life of the pager."""
+    """The disk tier, in pages. Counters start with this life of the pager."""
 
     state: Literal["on", "opening", "off"]
     why_off: str = ""
@@ -72,30 +72,30 @@ class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     total_pages: Count = 0
     used_pages: Count = 0
     staged_pages: Count = 0
-    """Of the used ones, those that wait to be written."""
+    """Of the used pages, those still waiting to be written."""
     root_count: Count = 0
     stored: U64 = 0
     loaded: U64 = 0
-    """Read back into the pool, for prompts that then did not compute them."""
+    """Read back into the pool, so that prompts did not have to compute them."""
     from_memory: U64 = 0
-    """Of those, pages that were in memory as well."""
+    """Of the loaded pages, those that were also in host memory."""
     declined: U64 = 0
-    """Were there, and computed since that was quicker."""
+    """On disk, but computed because that was faster."""
     evicted: U64 = 0
     over_quota: U64 = 0
-    """Evicted since their own tenant had used up its quota."""
+    """Evicted because their own tenant had used up its quota; not counted in ``evicted``."""
     expired: U64 = 0
     invalidated: U64 = 0
     not_stored: U64 = 0
-    """Left the pool while too much waited to be written, or every slot was in use."""
+    """Left the pool while too much was waiting to be written, or every slot was in use."""
     corrupt: U64 = 0
-    """Were not what they should be, and were computed."""
+    """Failed verification, and were computed instead."""
     after_corrupt: U64 = 0
-    """Dropped with one before them that was damaged."""
+    """Dropped because a page before them in the prefix was damaged."""
     cut_off: U64 = 0
-    """Dropped since one before them left the pool and was not stored."""
+    """Dropped because a page before them in the prefix left the pool and was not stored."""
     tenants: list[DiskTenantLine] = []
-    """The first 500, the largest share of its quota first."""
+    """At most 500, the tenant that uses the largest share of its quota first."""
 
 
 @registered("cache.stats")
@@ -114,27 +114,28 @@ class CacheStats(Message, frozen=True, kw_only=True, forbid_unknown_fields=True)
     draining_pages: Count
     root_count: Count
     retired_root_count: Count
-    """Roots that nothing new matches, whose last sequences are still running."""
+    """Roots that no new sequence can match, but that running sequences still use."""
     lease_count: Count
     left_pages: dict[ShortText, U64]
     """Pages that left the cache in this life of the pager, by reason."""
     prompt_tokens: U64
-    """Admitted in this life, and those of them that were cached."""
+    """Prompt tokens admitted in this life of the pager."""
     cached_tokens: U64
+    """Of these, the tokens that were cached."""
     pins: list[PinLine]
     pin_pages_max: Count
     pins_given_way: Count
-    """Pins that ended because a sequence had no other way to its pages."""
+    """Pins that were ended because a sequence could not get its pages in any other way."""
     is_sweeping: bool = False
-    """Pages that were invalidated are being freed, or forgotten on disk."""
+    """Whether invalidated pages are still being freed, or forgotten on disk."""
     swept_pages: Count = 0
-    """Of the pool, freed so by what is under way or was last."""
+    """Pages of the pool freed by the current sweep, or by the last one."""
     disk: DiskLine = DiskLine(state="off")
 
 
 @registered("cache.ask_tree")
 class AskCacheTree(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The edges of the prefix trees, each after the one above it, from index ``first`` on."""
+    """List the edges of the prefix trees, parents first, from index ``first`` on."""
 
     root: RootStart = ""
     first: Count = 0
@@ -146,25 +147,25 @@ class CacheLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     root: RootName
     level: Count
-    """Edges above it."""
+    """Number of edges above it."""
     depth_pages: Count
-    """Pages from the root to its end."""
+    """Pages from the root to the end of the edge."""
     pages: Count
     tokens: Count
     pins: Count
-    """Leases, pins and edges below that need it."""
+    """Reference count: leases, pins and child edges that need this edge."""
     uses: Count
-    """Admissions that read it."""
+    """Admissions that read this edge."""
     age_s: Count | None
-    """Since its last page was cached; None: by an earlier pager."""
+    """Time since its last page was cached; None: an earlier pager cached it."""
     model: ShortText = ""
-    """Whose the root is, as far as this pager was told; empty: not, or of no tenant."""
+    """The root's model and tenant, as far as this pager was told; empty: unknown, or no tenant."""
     tenant: ShortText = ""
 
 
 @registered("cache.tree")
 class CacheTree(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``more``: the listing goes on."""
+    """``more``: more edges follow."""
 
     host: Name
     first: Count
@@ -174,8 +175,8 @@ class CacheTree(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("cache.ask_top")
 class AskCacheTop(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The edges that saved the most prefill (``reuse``: admissions that read them, times their
-    tokens), or the ends of the longest prefixes (``size``)."""
+    """List the edges that saved the most prefill (``reuse``: admissions that read an edge, times
+    its tokens), or the ends of the longest prefixes (``size``)."""
 
     by: Literal["reuse", "size"] = "reuse"
     root: RootStart = ""
@@ -184,7 +185,7 @@ class AskCacheTop(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @registered("cache.top")
 class CacheTop(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``complete`` is False when there are more edges than one answer looks at."""
+    """``complete`` is False when there are more edges than one request examines."""
 
     host: Name
     lines: list[CacheLine]
@@ -193,8 +194,8 @@ class CacheTop(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("cache.pin")
 class PinPrefix(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keep what is cached of ``tokens`` (whole pages, from the start) from eviction. Doing so
-    again gives the pin its new lifetime, and what was cached since."""
+    """Protect what is cached of ``tokens`` (whole pages, from the start) from eviction. Repeating
+    it sets the pin's lifetime anew and extends the pin to what was cached since."""
 
     root: RootName
     tokens: Annotated[list[U32], Meta(min_length=1, max_length=REQUEST_TOKENS_MAX)]
@@ -210,7 +211,7 @@ class PrefixPinned(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     asked_tokens: Count
     expires_in_s: Count | None
     before: PinLine | None = None
-    """The pin of the same prefix that this one replaces, whatever was left of its time."""
+    """The pin of the same prefix that this one replaces, however much time it had left."""
 
 
 @registered("cache.unpin")
@@ -228,9 +229,9 @@ class PrefixUnpinned(Message, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @registered("cache.invalidate")
 class InvalidateCache(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``what``: everything under the root whose digits start with ``name`` (it must be the only
-    one), of a ``model`` or a ``tenant``, or all that is ``idle``. A root whose model or tenant
-    this pager never heard counts as everybody's."""
+    """Drop everything cached under a ``root`` (the only one whose digits start with ``name``), of
+    the ``model`` or ``tenant`` called ``name``, or everything ``idle``. A root whose model or
+    tenant this pager does not know counts as a match for any name."""
 
     what: Literal["root", "model", "tenant", "idle"]
     name: ShortText = ""
@@ -240,18 +241,18 @@ class InvalidateCache(Message, frozen=True, kw_only=True, forbid_unknown_fields=
 class CacheInvalidated(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Name
     root_count: Count
-    """Retired."""
+    """Roots that were retired."""
     roots: list[RootName]
-    """The first 500 of these."""
+    """The first 500 of them."""
     unknown_root_count: Count
-    """Retired though nobody knows whose they are."""
+    """Retired roots whose model or tenant is unknown."""
     freed_pages: Count
-    """So far."""
+    """Pages freed so far."""
     used_pages: Count
-    """Freed when the sequences that use them end."""
+    """Pages still in use, which are freed when the sequences that use them end."""
     pins: list[PinName]
-    """Ended."""
+    """Pins that were ended."""
     known: list[ShortText] = []
-    """When nothing is of the model or tenant that was named: of whom something is, the first 20."""
+    """If nothing cached belongs to the named model or tenant: up to 20 names that are known."""
     goes_on: bool = False
-    """More is freed in later turns of the pager, until ``CacheStats.is_sweeping`` is over."""
+    """More is freed in later turns of the pager, while ``CacheStats.is_sweeping`` is True."""

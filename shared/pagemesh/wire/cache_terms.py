@@ -1,4 +1,4 @@
-"""In whose name a sequence takes pages, and how long what it caches is kept."""
+"""Which tenant a sequence is charged to, within which quotas, and how long its cache is kept."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ CACHE_TTL_S_MAX = 30 * 86_400
 class CacheTerms(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Set by the gateway, and passed on by every hop.
 
-    The pages that a tenant's sequences use at once are limited by the smaller of ``pool_share``
-    of the pool and ``pages_max``; those that are kept for it on each host's disk by the smaller of
-    ``disk_share`` of the room there and ``disk_pages_max``. 0 is no limit."""
+    The pages that a tenant's sequences use at once are limited to ``pool_share`` of the pool or
+    to ``pages_max``, whichever is smaller; the pages that each host's disk keeps for the tenant,
+    to ``disk_share`` of the disk's room or to ``disk_pages_max``. 0 means no limit."""
 
     tenant: Annotated[str, Meta(max_length=64)] = ""
     """A label, not a secret."""
     pool_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     pages_max: Count = 0
     ttl_s: Annotated[int, Meta(ge=0, le=CACHE_TTL_S_MAX)] = 0
-    """Seconds after the last use; 0: for as long as there is room."""
+    """Time to live in seconds after the last use; 0: as long as there is room."""
 
     disk_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     disk_pages_max: Count = 0
 
     @property
     def has_quota(self) -> bool:
-        """Whether the pages that the tenant uses at once are limited."""
+        """Whether the tenant's pages in use at once are limited."""
         return self.pool_share > 0.0 or self.pages_max > 0
 
     def quota_pages(self, total_pages: int) -> int:
         """Pages of a pool of ``total_pages`` that the tenant may use at once: all of them
-        without a limit, at least one with any."""
+        without a limit, at least one with any limit."""
         return _quota(total_pages, self.pool_share, self.pages_max)
 
     @property
     def has_disk_quota(self) -> bool:
-        """Whether the pages that are kept for the tenant on disk are limited."""
+        """Whether the tenant's pages on disk are limited."""
         return self.disk_share > 0.0 or self.disk_pages_max > 0
 
     def disk_quota_pages(self, total_pages: int) -> int:
-        """Pages of a disk with room for ``total_pages`` that may be the tenant's, as
-        ``quota_pages``."""
+        """Like ``quota_pages``, for a disk with room for ``total_pages``."""
         return _quota(total_pages, self.disk_share, self.disk_pages_max)
 
 

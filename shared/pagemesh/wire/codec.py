@@ -53,7 +53,7 @@ def decode(data: bytes) -> Message:
     if kind is None:
         raise Malformed(f"unknown message {name[:60]!r}")
     try:
-        # Without the last argument text in place of bytes would be taken for base64.
+        # Without ``builtin_types``, text in place of bytes would be decoded as base64.
         return msgspec.convert(body, kind, strict=True, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise Malformed(f"{name}: {error}"[:500]) from None

@@ -1,4 +1,5 @@
-"""What a worker holds, told to a pager that is new or counts otherwise (see ``pager_messages``)."""
+"""How a worker tells a pager that is new, or whose records differ, what it holds (see
+``pager_messages``)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from pagemesh.wire.messages import (
 
 @registered("pager.declare_wanted")
 class DeclareWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Your holdings and the pager's differ (or the pager is new): declare them all."""
+    """The pager is new, or its records differ from the worker's: declare everything."""
 
     epoch: U64
 
@@ -44,22 +45,24 @@ class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token ids of every filled slot, from the start."""
     terms: CacheTerms = NO_TERMS
     promised_pages: Count = 0
-    """More that its admission reserved."""
+    """Further pages that were promised at its admission and are not granted yet."""
     tokens_max: Count = 0
-    """As its admission said."""
+    """``Admit.tokens_max`` of its admission."""
     trace: ShortText = ""
-    """The trace of its sequence; empty: there is none."""
+    """The trace of its sequence; empty if there is none."""
     ticket: RequestId | None = None
     """Set while the lease is offered and the offer is not known to be closed."""
 
 
 @registered("pager.declare")
 class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything a worker holds; what the pager does not find here is released, what it cannot
-    confirm is answered as lost. So it also says that no step of the worker uses any other page: it
-    waits for the steps of revoked leases. May come in parts: ``part`` of ``parts``, each taken up
-    when it comes, all but the last to arrive answered ``Ok``. ``number`` counts those of an
-    incarnation from 1: parts of different ones are never put together, late ones are ``Stale``.
+    """Everything a worker holds. The pager releases leases that are not listed, and answers with
+    the ones it cannot confirm (``Declared.lost``). A declaration also asserts that no step of the
+    worker uses any other page, so the worker first waits for the steps of revoked leases.
+
+    A declaration may come in parts (``part`` of ``parts``). Each is processed when it arrives; all
+    but the last to arrive are answered ``Ok``. ``number`` counts an incarnation's declarations
+    from 1: parts of different ones are never combined, and late ones are ``Stale``.
     """
 
     worker: Name
@@ -73,6 +76,6 @@ class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.declared")
 class Declared(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``lost`` leases are not the worker's any more: forget their pages, admit again."""
+    """The worker no longer has the ``lost`` leases: forget their pages and admit again."""
 
     lost: list[U64]

@@ -4,13 +4,13 @@ PagemeshError
 |-- ConfigError         a bad flag, variable or file: start-up stops, exit code 2
 |-- Fault               a typed refusal that travels (``Refused`` on the wire)
     |-- Busy            a queue is full: try again after ``retry_after_ms``
-    |   |-- NotReady      no worker is there (yet): the same
-    |   |-- Disconnected  the bus is away; whether the peer got it is unknown: ask again
+    |   |-- NotReady      no suitable worker is ready (yet): the same
+    |   |-- Disconnected  the bus is down; whether the peer got the request is unknown: ask again
     |-- NoCapacity      the request can never fit, or not now: shrink it or wait
     |   |-- OverQuota     its tenant may not use so many pages: the same, or ask for a larger quota
-    |-- Stale           the handle, lease or epoch is of another life: admit again
-    |   |-- Superseded    the weights it began with are served no more: begin anew
-    |   |-- TicketOver    nobody can have what it was for any more: begin anew
+    |-- Stale           the handle, lease or epoch belongs to another life: admit again
+    |   |-- Superseded    the weights it began with are no longer served: start over
+    |   |-- TicketOver    the ticket's lease has ended, nobody can redeem it: start over
     |-- Malformed       the message is not what the subject takes: fix the caller
     |-- Gone            the thing named does not exist (any more): forget it
     |   |-- Absent        nobody listens on the subject: the service is not there
@@ -61,11 +61,11 @@ class Busy(Fault):
 
 
 class NotReady(Busy):
-    """No worker that could do it is ready yet, or any more."""
+    """No suitable worker is ready, yet or any more."""
 
 
 class Disconnected(Busy):
-    """The connection to the bus is lost. What was asked may or may not have been done."""
+    """The connection to the bus is lost. The request may or may not have been carried out."""
 
 
 class NoCapacity(Fault):
@@ -81,7 +81,7 @@ class Stale(Fault):
 
 
 class Superseded(Stale):
-    """Other weights are served under the name of those that what was asked for began with."""
+    """The weights that the request began with have been replaced under the same model name."""
 
 
 class TicketOver(Stale):
@@ -93,11 +93,11 @@ class Malformed(Fault):
 
 
 class Gone(Fault):
-    """What was named is not there (any more)."""
+    """The thing named does not exist (any more)."""
 
 
 class Absent(Gone):
-    """No service listens on the subject. Says nothing about what the service would know."""
+    """No service listens on the subject. Says nothing about what the service would answer."""
 
 
 class DeadlineExceeded(Fault):
@@ -118,8 +118,8 @@ def fault(code: str, message: str, *, retry_after_ms: int = 0) -> Fault:
 
 
 def first_line(error: Exception) -> str:
-    """What others' code raised, for a line of ours: its first line, and the next where that goes on
-    after a colon, cut to length; its type when it says nothing."""
+    """The text of a third-party error for one line of ours: its first line, joined with the second
+    if the first ends in a colon, cut to length; the name of its type if it has no text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]) or type(error).__name__
     return said[:_OTHERS_CHARS_MAX]

@@ -1,4 +1,4 @@
-"""Identity: which tokens may ever share KV pages, and how prefixes are named outside.
+"""Identity: which tokens may ever share KV pages, and how prefixes are named outside the pager.
 
 ``model_root`` digests everything that decides what a page of KV means; ``tenant_root`` adds
 the tenant's salt and is the root of one prefix tree. Both are SHA-256 over a canonical,
@@ -56,7 +56,7 @@ def model_root(
 ) -> bytes:
     """The 32-byte identity of one model as loaded. ``positions`` is the position-encoding
     config as canonical JSON; an absent adapter or absent scales are empty bytes. ``arithmetic``
-    names what computes, where the last bits matter; empty where they do not."""
+    identifies what computes, if results must agree to the last bit; empty otherwise."""
     fields: dict[str, Field] = {
         "version": IDENTITY_VERSION,
         "weights": weights,
@@ -93,8 +93,8 @@ def prefix_keys(
 def key_chain(
     secret: bytes, root: bytes, tokens: NDArray[np.uint32], page_size: int, *, parent: int = 0
 ) -> Iterator[int]:
-    """``prefix_keys``, each made when it is asked for: a look-up ends at the first page that
-    is not known, which for most prompts comes long before their last."""
+    """``prefix_keys``, computed lazily: a look-up ends at the first unknown page, which for most
+    prompts comes long before the last."""
     for key in _packed_chain(secret, root, tokens, page_size, parent):
         yield int.from_bytes(key, "little")
 
@@ -104,7 +104,7 @@ def _packed_chain(
 ) -> Iterator[bytes]:
     data = tokens.astype("<u4", copy=False).tobytes()
     width, key = 4 * page_size, parent.to_bytes(8, "little")
-    start_hash = hashlib.blake2b(root, digest_size=8, key=_short(secret))  # to copy is quicker
+    start_hash = hashlib.blake2b(root, digest_size=8, key=_short(secret))  # copying is faster
     for start in range(0, len(data) - width + 1, width):
         page_hash = start_hash.copy()
         page_hash.update(key + data[start : start + width])
@@ -113,22 +113,23 @@ def _packed_chain(
 
 
 def secret_tag(secret: bytes) -> int:
-    """64 bits by which services see that their secrets differ; nobody learns one from them."""
+    """A 64-bit fingerprint by which services notice that their secrets differ. It does not reveal
+    the secret."""
     tag = hashlib.blake2b(b"which secret", digest_size=8, key=_short(secret)).digest()
     return int.from_bytes(tag, "little")
 
 
 def _short(secret: bytes) -> bytes:
-    """``secret`` as BLAKE2b takes it: longer ones are hashed first, as HMAC does (RFC 2104)."""
+    """``secret`` as a BLAKE2b key: too long a one is hashed first, as in HMAC (RFC 2104)."""
     if len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
         return secret
     return hashlib.blake2b(secret).digest()
 
 
 def page_digests(key: bytes, root: bytes, tokens: bytes, page_size: int) -> Iterator[bytes]:
-    """A keyed 32-byte digest for each full page of packed ``tokens``, which start at the root: it
-    names root and all tokens up to the page's end, and is believed where pages have left the
-    process that computed them. ``key``: 1 to 64 bytes."""
+    """A keyed 32-byte digest for each full page of packed ``tokens``, which start at the root. It
+    covers the root and all tokens up to the page's end, and is what identifies pages that have
+    left the process that computed them. ``key``: 1 to 64 bytes."""
     width, digest = 4 * page_size, root
     for start in range(0, len(tokens) - width + 1, width):
         digest = hashlib.blake2b(

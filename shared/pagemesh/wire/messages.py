@@ -1,10 +1,10 @@
-"""The registry of everything that travels, and the values messages share.
+"""The registry of all messages, and the value types that messages share.
 
 A message is a frozen struct registered under a name; ``codec`` packs it as
 ``[version, name, body]``. Unknown names, unknown fields and values out of range are
-``Malformed`` before any code of ours sees them. Message types live beside this module:
-``pager_messages`` (worker and pager), ``work_messages`` (gateway and workers) and
-``presence`` (who is there).
+``Malformed`` before any code of ours sees them. Message types live beside this module, among
+them ``pager_messages`` (worker and pager), ``work_messages`` (gateway and workers) and
+``presence`` (which services are there).
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_MAX)]
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A frozen part of a message. It is made of values alone, so never part of a cycle (``gc``)."""
+    """A frozen part of a message. It holds only plain values, so it is never part of a reference
+    cycle (hence ``gc=False``)."""
 
 
 class Message(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that travels on its own."""
+    """A value that is sent on its own."""
 
 
 M = TypeVar("M", bound=type[Message])
@@ -77,7 +78,7 @@ def registered_types() -> dict[str, type[Message]]:
 
 
 class SequenceKey(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
-    """One sequence of one try: choice ``choice`` of ``request``, submitted for the
+    """One sequence of one attempt: choice ``choice`` of ``request``, submitted for the
     ``attempt``-th time."""
 
     request: RequestId
@@ -87,18 +88,18 @@ class SequenceKey(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 OrderPlace = tuple[int, str, int]
 LEVEL_US = 10_000_000
-"""What a level of ``priority`` is worth: so much earlier, or later, a request would have come."""
+"""What a level of ``priority`` is worth: a request counts as arriving so much later or earlier."""
 
 
 class Order(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Place in the one total order of sequences: who is at a smaller ``place`` goes first and is
-    preempted last.
+    """A sequence's place in the one total order of sequences: the smaller ``place`` goes first and
+    is preempted last.
 
-    ``priority`` (lower is more urgent) moves the admission time of the request at its gateway
-    (``arrival_us``: since 1970, by that host's clock, as gateways of several hosts ask one pager),
-    so that who waits ages: whatever is more urgent and comes later than that is worth comes after.
-    Request and choice see to it that no two sequences tie. It is made once and kept when a sequence
-    is admitted again.
+    ``arrival_us`` is when the gateway took the request: microseconds since 1970 by that host's
+    clock, since gateways of several hosts may use one pager. ``priority`` (lower is more urgent)
+    shifts it by ``LEVEL_US`` per level, so that waiting requests age: a more urgent one that comes
+    later than the difference is worth goes after them. ``request`` and ``choice`` rule out ties.
+    An order is made once and kept when the sequence is admitted again.
     """
 
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
@@ -108,18 +109,18 @@ class Order(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def due_us(self) -> int:
-        """When a request of priority 0 would have come that goes as early."""
+        """The arrival time that would give a request of priority 0 the same place."""
         return self.arrival_us + LEVEL_US * self.priority
 
     @property
     def place(self) -> OrderPlace:
-        """What orders are compared by."""
+        """The key that orders are compared by."""
         return (self.due_us, self.request, self.choice)
 
 
 @registered("refused")
 class Refused(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The typed no. ``code`` names a class of ``wire.errors``."""
+    """A typed refusal. ``code`` names a class of ``wire.errors``."""
 
     code: ShortText
     message: ShortText

@@ -1,7 +1,7 @@
-"""Between workers and the pager of their host.
+"""Messages between workers and the pager of their host.
 
 Requests are idempotent: each carries what makes a repeat harmless (a sequence key, an
-absolute count, a ticket id), so a lost reply is answered by asking again.
+absolute count, a ticket id), so after a lost reply the worker simply asks again.
 
     worker -> pager                reply                        later, pager -> worker
     OpenSession                    SessionOpened
@@ -17,7 +17,7 @@ absolute count, a ticket id), so a lost reply is answered by asking again.
     Withdraw, CancelTicket         Ok
     AckRevoke                      Ok                           (answers Revoke)
 
-Any of them may be answered ``Refused``. What a pager tells of itself is in ``pager_reports``.
+Any request may be answered ``Refused``. A pager's reports on itself are in ``pager_reports``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from pagemesh.wire.tokens import PageCopy
 
 
 class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A page of ``page_size`` slots. Pools with equal digests in one ``place`` are alike."""
+    """The shape of a pool's pages, each of ``page_size`` slots. Pools with equal digests in one
+    ``place`` are alike."""
 
     layout_digest: Digest
     page_size: Annotated[int, Meta(ge=1, le=256)]
@@ -61,9 +62,9 @@ class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Handle(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where pages are and how to tell that they are still those pages.
+    """Where pages are, and how to tell that they are still the same pages.
 
-    A page whose ledger sequence is above ``granted_at`` was given out anew: stale.
+    A page whose ledger sequence is above ``granted_at`` has been granted anew: the handle is stale.
     """
 
     host: Name
@@ -80,11 +81,13 @@ class Handle(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Waterfall(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of each cached token: available -> selected -> delivered. Selected is what was
-    to be used, waited for or read from disk too; delivered what the sequence began with.
+    """What became of each cached token: available -> selected -> delivered. Selected tokens were
+    meant to be used, including those to be waited for or read from disk; delivered tokens are
+    those the sequence began with.
 
-    ``lost`` maps a reason (see ``pager.waterfall``) to tokens that are, or were lately, there. Of
-    the delivered ``awaited_tokens`` were in flight, ``fetched_tokens`` on disk: ``awaited_ms``."""
+    ``lost`` maps a reason (see ``pager.leases.waterfall``) to tokens that are cached or were until
+    lately. Of the delivered tokens, ``awaited_tokens`` were in flight and ``fetched_tokens`` on
+    disk; the wait for them took ``awaited_ms``."""
 
     available_tokens: Count = 0
     selected_tokens: Count = 0
@@ -122,8 +125,8 @@ class SessionOpened(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @registered("pager.heartbeat")
 class Heartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keeps a session alive. ``lease_digest``: the XOR of the lease ids held, so a difference shows
-    without listing them."""
+    """Keeps a session alive. ``lease_digest`` is the XOR of the lease ids held, which reveals a
+    difference without listing them."""
 
     worker: Name
     incarnation: U64
@@ -133,7 +136,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AskedAs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In the name of which life of a worker pages were asked for, and which life of the pager."""
+    """For which life of a worker pages were requested, and from which life of the pager."""
 
     incarnation: U64
     epoch: U64
@@ -143,12 +146,12 @@ class AskedAs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Match the longest cached prefix of ``tokens``, pin it, reserve the rest.
 
-    ``tokens`` are all tokens known so far (prompt, then generated); ``reserve_tokens`` is
-    how many slots the lease shall have, at least ``len(tokens)``. The last token is never
-    matched, since its logits are wanted. ``tokens_max``: slots it may ever fill. ``first_tokens``:
-    slots beyond the match that are wanted at once; 0: all. The others are *promised*: nobody else
-    is admitted to them, and ``Extend`` gets them without waiting. ``again``: it, or
-    another choice of its prompt, was admitted before, so that the prompt is no new one.
+    ``tokens`` are all tokens known so far (prompt, then generated); ``reserve_tokens`` is how many
+    slots the lease is to have, at least ``len(tokens)``. The last token is never matched, since
+    its logits are wanted. ``tokens_max``: slots that the sequence may ever fill. ``first_tokens``:
+    slots beyond the match that are wanted at once; 0: all. The others are *promised*: no other
+    sequence is admitted to them, and ``Extend`` gets them without waiting. ``again``: this
+    sequence, or another choice of its prompt, was admitted before, so the prompt is not new.
     """
 
     key: SequenceKey
@@ -173,8 +176,8 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.granted")
 class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lease: its page table, of which the first ``cached_tokens`` slots are filled. The word at
-    ``lease_slot`` of the pool's revocation table holds ``lease`` for as long as the lease stands.
+    """A lease: its page table, whose first ``cached_tokens`` slots are filled. The word at
+    ``lease_slot`` of the pool's revocation table holds ``lease`` for as long as the lease is valid.
     Pages past the committed ones are writable by this holder alone."""
 
     key: SequenceKey
@@ -186,13 +189,13 @@ class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Slots already filled: matched prefix on admit, all filled slots on redeem."""
     waterfall: Waterfall = Waterfall()
     asked_as: AskedAs | None = None
-    """Of one that comes later: how whoever was queued had asked."""
+    """In a grant that comes after ``Queued``: ``Admit.asked_as`` of the request it answers."""
 
 
 @registered("pager.queued")
 class Queued(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Not now. The reply comes later, as a message to the worker; asking again is harmless and
-    keeps the place in the queue. Who is silent for twice ``ask_again_ms`` is forgotten."""
+    """Not now. The answer comes later, as a message to the worker. Asking again is harmless and
+    keeps the place in the queue; a request not repeated for twice ``ask_again_ms`` is forgotten."""
 
     key: SequenceKey
     ahead_count: Count
@@ -201,7 +204,7 @@ class Queued(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.extend")
 class Extend(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let the lease have ``page_count`` pages in all; ``have_pages`` are known already."""
+    """Grow the lease to ``page_count`` pages in all; the worker knows the first ``have_pages``."""
 
     key: SequenceKey
     worker: Name
@@ -223,8 +226,8 @@ class Extended(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fill(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a lease is written: slots ``[0, filled_tokens)`` hold K and V. ``tokens`` are
-    the ids from position ``first_token`` on that the pager may not know yet."""
+    """How far a lease is written: slots ``[0, filled_tokens)`` hold K and V. ``tokens`` are the
+    token ids from position ``first_token`` on, which the pager may not know yet."""
 
     filled_tokens: Count
     first_token: Count
@@ -247,14 +250,14 @@ class Committed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease: U64
     committed_tokens: Count
     known_tokens: Count
-    """Token ids the pager knows; a later ``first_token`` above it is ``Malformed``."""
+    """How many token ids the pager knows; a later ``first_token`` above it is ``Malformed``."""
 
 
 @registered("pager.fork")
 class Fork(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give each of ``children`` a lease of its own over the same filled slots. Full pages are
-    shared; a partly filled last page is new for each child, and the worker copies it before it
-    writes there. All or nothing: never queued, refused with ``NoCapacity``."""
+    shared; in place of a partly filled last page each child gets a new one, into which the worker
+    copies it before writing there. All or nothing: never queued, refused with ``NoCapacity``."""
 
     key: SequenceKey
     worker: Name
@@ -273,14 +276,14 @@ class Forked(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 NO_LEASE = 0
-"""No lease has that number."""
+"""Never the id of a lease."""
 
 
 @registered("pager.release")
 class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Commit what is full, then give everything back. What is not there is ``Ok`` when it was once
-    this worker's, ``Gone`` otherwise. ``NO_LEASE``: the sequence waits for pages, and wants none
-    any more."""
+    """Commit full pages, then give everything back. For a lease that no longer exists the answer is
+    ``Ok`` if it was once this worker's, ``Gone`` otherwise. ``NO_LEASE``: the sequence was waiting
+    for pages and no longer wants any."""
 
     key: SequenceKey
     worker: Name
@@ -288,13 +291,14 @@ class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease: U64
     fill: Fill
     cache: bool = True
-    """False: keep nothing that it wrote or read and that nobody else uses, since no numbers came
-    of it. No request can ask for that."""
+    """False: keep nothing that the lease wrote or read and that nothing else uses, since the model
+    produced no valid numbers from it. Clients cannot request this."""
 
 
 @registered("pager.offer")
 class Offer(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Commit what is full and move the lease to ``ticket``, unguessable; a repeat is one offer."""
+    """Commit full pages and move the lease to ``ticket``, an unguessable id. Repeating it makes no
+    second offer."""
 
     key: SequenceKey
     worker: Name
@@ -314,11 +318,11 @@ class Offered(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.redeem")
 class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Take a ticket's lease over: ownership, the tail's write right and growth pages in one
+    """Take over a ticket's lease: ownership, the right to write the tail, and growth pages, in one
     round trip. Idempotent by (ticket, incarnation). The lease keeps its id; ``granted_at`` is new.
-    Growth pages that are not to be had are simply missing: ``Extend`` then. ``Gone`` when the
-    ticket was withdrawn or cancelled, ``TicketOver`` when it has expired or its lease is over,
-    ``Stale`` when it is not known (yet): it is of another life, or long over."""
+    Growth pages that are not available are left out: ``Extend`` then. ``Gone`` when the ticket was
+    withdrawn, cancelled or redeemed by another worker, ``TicketOver`` when it has expired or its
+    lease has ended, ``Stale`` when it is unknown: not yet known, of another life, or long over."""
 
     key: SequenceKey
     worker: Name
@@ -331,8 +335,8 @@ class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.withdraw")
 class Withdraw(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The offerer takes its lease back. ``Gone`` when it was redeemed, ``Stale`` when it has
-    expired or is of another life."""
+    """The offerer takes its lease back. ``Gone`` when the ticket was redeemed or cancelled,
+    ``Stale`` when it has expired or is of another life."""
 
     worker: Name
     incarnation: U64
@@ -341,7 +345,7 @@ class Withdraw(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.cancel_ticket")
 class CancelTicket(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whoever holds the ticket does not want it: its lease is released."""
+    """The worker that was given the ticket does not want it: release its lease."""
 
     worker: Name
     incarnation: U64
@@ -358,8 +362,8 @@ class TicketClosed(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @registered("pager.revoke")
 class Revoke(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """To the holder: the lease ends now. Its revocation word is already changed. Its
-    writable pages stay unused until ``AckRevoke`` or the holder's proven death."""
+    """To the holder: the lease ends now. Its revocation word has already been changed. Its
+    writable pages are not reused until ``AckRevoke`` or the holder's proven death."""
 
     key: SequenceKey
     lease: U64

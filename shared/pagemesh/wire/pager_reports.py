@@ -1,4 +1,4 @@
-"""What a pager tells of itself: its books to whoever asks, and its cache to routers.
+"""A pager's reports on itself: its books to operators, and its cached prefixes to routers.
 
 operator -> pager     InspectPager      reply: PagerReport (on ``subjects.pager_report``)
 operator -> worker    InspectWorker     reply: WorkerReport (on ``subjects.worker_report``)
@@ -24,8 +24,8 @@ from pagemesh.wire.messages import (
 
 @registered("pager.inspect")
 class InspectPager(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask for the ledger and the list of leases, of those with ids above ``after`` (audit, tests):
-    whatever stands while a long list is read, part by part, is in it once."""
+    """Ask for the ledger and the leases with ids above ``after`` (audit, tests). A long list is
+    read in parts; a lease that exists throughout is in it exactly once."""
 
     after: U64 = 0
 
@@ -38,29 +38,29 @@ class LeaseLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     page_count: Count
     filled_tokens: Count
     held_pages: Count = 0
-    """Of these, pages that are this lease's alone."""
+    """Of these, the pages that belong to this lease alone."""
     incarnation: U64 = 0
-    """Of its holder, or while it is offered of the offerer."""
+    """Incarnation of the holder; while the lease is offered, of the offerer."""
     expires_in_ms: Count = 0
-    """Of an offered one: until its ticket ends. 0: it is over, or there is none."""
+    """For an offered lease, the time until its ticket ends; 0: it is over, or there is none."""
     trace: ShortText = ""
-    """The trace of who was admitted, if there is one."""
+    """The trace of the admitted sequence, if there is one."""
 
 
 class LedgerFault(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something in the pager's books that does not add up: a bug, and what it is about."""
+    """An inconsistency in the pager's books, which is a bug, and what it concerns."""
 
     what: ShortText
     page_count: Count = 0
     pages: list[Count] = []
-    """The first few of them."""
+    """The first few of the pages."""
     root: ShortText = ""
-    """Where they are cached: the first digits of its root, its tenant and model if known, and where
-    the prefix ends."""
+    """Where the pages are cached: the first digits of the root, its model and tenant if known, and
+    where the prefix ends."""
     lease: U64 = 0
     key: SequenceKey | None = None
     owner: ShortText = ""
-    """Whose lease it is; without one who wrote these pages last, as far as their headers say."""
+    """The holder of the lease; without one, the last writers of the pages, from their headers."""
     trace: ShortText = ""
 
 
@@ -83,33 +83,33 @@ class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     preempted_count: U64
     session_count: Count
     workers: list[ShortText] = []
-    """Who has a session, open or not, and is not proven dead."""
+    """Workers that have a session, open or not, and are not proven dead."""
     ticket_count: Count
     waiter_count: Count
     disk_slots: Count = 0
-    """0: pages are not kept on disk, or not any more."""
+    """0: no pages are kept on disk, or no longer."""
     disk_pages: Count = 0
     unclaimed_pages: Count = 0
-    """Held or draining pages that no lease has: they wait for workers of an earlier life of the
-    pager to say what they hold, or are being read from disk."""
+    """Held or draining pages that belong to no lease: either workers from an earlier life of the
+    pager have yet to declare or let go of them, or they are being read from disk."""
     leased_pages: Count = 0
-    """Held or draining pages that leases have."""
+    """Held or draining pages that belong to leases."""
     lease_count: Count = 0
     offered_count: Count = 0
-    """Of these, offered ones."""
+    """Of these, the leases that are offered."""
     faults: list[LedgerFault] = []
-    """What a count of pages and pins by their owners finds, at most 32; none in later parts."""
+    """Found by recounting pages and pins by owner, at most 32; only in the first part of a list."""
     are_pins_counted: bool = True
-    """False: too much is pinned to count it in one turn."""
+    """False: too much is pinned to count in one turn of the pager."""
     leases: list[LeaseLine]
-    """Those with ids above what was asked for, ascending, not more than 4,096."""
+    """Those with ids above ``InspectPager.after``, ascending, at most 4,096."""
     more: bool = False
-    """There are others after these."""
+    """More leases follow."""
 
 
 @registered("worker.inspect")
 class InspectWorker(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask for the leases that a worker believes in (audit)."""
+    """Ask for the leases that a worker believes it has (audit)."""
 
 
 class WorkerLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,14 +118,14 @@ class WorkerLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: Literal["held", "offered", "releasing", "lost"]
     page_count: Count
     pages_max: Count = 0
-    """What it may have asked for, in pages: the answer may be under way. 0: not said."""
+    """Pages that it may have asked for; the answer may be under way. 0: not stated."""
     trace: ShortText = ""
 
 
 @registered("worker.report")
 class WorkerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``debt_count``: what the worker owes the pager and has not had answered yet (releases,
-    acknowledgements): until then both may differ."""
+    """``debt_count``: messages that the worker owes the pager and that are not answered yet
+    (releases, acknowledgements); until they are, the two reports may differ."""
 
     worker: Name
     incarnation: U64
@@ -156,7 +156,7 @@ class SnapshotWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @registered("pager.pages_snapshot")
 class PagesSnapshot(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the listing as it was at ``sequence``; ``more`` says that it goes on."""
+    """A part of the listing as it was at ``sequence``; ``more``: other parts follow."""
 
     host: Name
     epoch: U64

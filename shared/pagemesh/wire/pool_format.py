@@ -1,12 +1,12 @@
-"""The pool file: what lies where, so that pager and workers agree without asking.
+"""The layout of the pool file, on which pager and workers agree.
 
     superblock | root table | revocation table | header table | pages
     4 KiB        32 + 8 bytes  8 bytes a lease    header_bytes   page_bytes each
                  a root        slot               a page
 
-Pages that are on a device are not in the file, which ends with the header table then; the
+Pages that are on a device are not in the file, which then ends with the header table; the
 superblock says where they are. Every section starts on a 4 KiB boundary. Only the pager writes
-the first four; page bytes are written by the one holder of the page's write right.
+the first four sections; a page's bytes are written by the one holder of its write right.
 
 A header is ``8 + page_size / 2`` words of 8 bytes (128 bytes at page size 16):
 
@@ -16,16 +16,15 @@ A header is ``8 + page_size / 2`` words of 8 bytes (128 bytes at page size 16):
     word 3   incarnation of the writer
     word 4   root index (low 32 bits), token count (high 32 bits)
     word 5   checksum of the page's bytes, 0: none
-    word 6   until when a committed page is kept: milliseconds (low 48 bits) and a check of them
-             with the identity (high 16 bits); 0: there is no end
+    word 6   time at which a committed page expires: milliseconds (low 48 bits) and a check of them
+             with the identity (high 16 bits); 0: never
     word 7   check word over words 1 to 5, whether word 6 is 0, and the tokens
     word 8.. token ids, uint32 each
 
-The store order is INVALID, body, check word, state (release); see the native library. Word 6, and
-nothing else of a header that stands, is replaced alone: later and later, in one store; or, once
-given up, with an end, and then word 7 after it where word 6 was 0. Its time is
-that of CLOCK_BOOTTIME, which all processes of a host share and nobody can set, since the start of
-the machine that the superblock names.
+A header is written in the order INVALID, body, check word, state (release); see the native
+library. While a header stays valid, only word 6 of its body is ever replaced: in one store, by a
+later time. That time is CLOCK_BOOTTIME, which all processes of a host share and nobody can set,
+since the boot of the machine that the superblock names.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAGIC = b"PMPOOL01"
 FORMAT_VERSION = 2
 UNTIL_BITS = 48
 UNTIL_FOREVER_MS = (1 << UNTIL_BITS) - 1
-"""Of a page whose time had an end, and has none any more."""
+"""Expiry time of a page that had one and is now to be kept for good."""
 SECTION_ALIGN = 4096
 SUPERBLOCK_BYTES = 4096
 ROOT_COUNT_MAX = 1024
@@ -46,19 +45,19 @@ LEASE_SLOT_COUNT_MAX = 16_384
 SEQUENCE_BITS = 56
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 EPOCH_SHIFT = 40
-"""Ledger sequence = epoch << 40 | counter: it never goes backwards while epochs do not."""
+"""Ledger sequence = epoch << 40 | counter, so it never goes backwards as long as epochs do not."""
 LOCK_PREFIX, LOCK_SUFFIX = "worker-", ".lock"
-"""Of the names of workers' lock files."""
+"""How the names of workers' lock files begin and end."""
 POOL_SUFFIX = ".pool"
 PINS_SUFFIX = ".pins"
 RETIRED_SUFFIX = ".retired"
 HOLDERS_SUFFIX = ".holders"
 MEMORY_SUFFIX = ".memory"
-"""Of the socket beside a worker's lock at which the memory of a device's pool changes hands."""
+"""For the socket beside a worker's lock file that hands over the memory of a device's pool."""
 IN_FILE = ""
-"""The place of pages that are in the pool file; other places are names of devices."""
+"""The ``place`` of pages that are in the pool file; other places name devices."""
 PLACE_BYTES_MAX = 64
-"""Of a place's name, in UTF-8."""
+"""Longest name of a place, in UTF-8."""
 
 
 class HeaderState(enum.IntEnum):
@@ -87,7 +86,7 @@ class PoolFormat:
 
     @property
     def all_pages_bytes(self) -> int:
-        """Of all pages, wherever they are."""
+        """Size of all pages, in the file or on a device."""
         return self.page_count * self.page_bytes
 
     @property

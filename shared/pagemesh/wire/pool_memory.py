@@ -1,7 +1,7 @@
-"""How the memory of a device's pool changes hands, as a file descriptor, and who moves its pages.
+"""How the memory of a device's pool is handed over as a file descriptor, and its pages are moved.
 
-Each worker with a pool on a device listens at a socket beside its lock; the pager of the host
-asks there. A descriptor travels beside the message (``runtime.descriptors``):
+Each worker with a pool on a device listens on a socket beside its lock file; the pager of the host
+sends requests there. A descriptor travels beside the message (``runtime.descriptors``):
 
     pager -> worker      with it   reply            with it
     make                           Ok               the memory, made and zeroed
@@ -10,14 +10,13 @@ asks there. A descriptor travels beside the message (``runtime.descriptors``):
     keep_only                      Ok               when it has the memory of no other pool
     MovePages            staging   Ok               when the pages are where they should be
 
-Any of them may be answered ``Refused``. Whoever holds the descriptor or has the memory mapped holds
-it, so it goes with the last process that does. Before it has a pool made the pager says
-``keep_only`` to all workers that it knows, since the pool before is over and there may be no room
-for both; a step that goes on over it ends first. A worker answers one after the other, and is not
-at work on one any more when it answers, ``Refused`` included: an answer to any says so of all
-before it.
+Any request may be answered ``Refused``. The memory lives as long as any process has its descriptor
+or has it mapped. Before the pager has a pool made, it sends ``keep_only`` to all workers it knows,
+because the previous pool is over and there may be no room for both; a step that still runs over
+the old pool ends first. A worker handles one request at a time and is done with it when it
+answers, even with ``Refused``; so an answer also says that all earlier requests are done.
 
-Before it closes its socket a worker says ``Leave`` to the pager, over the bus.
+Before a worker closes its socket, it sends ``Leave`` to the pager over the bus.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ Action = Literal["make", "take", "give", "keep_only"]
 Direction = Literal["out", "in"]
 SIZE_BYTES_MAX = 1 << 44
 MOVED_PAGES_MAX = 256
-"""In one message: their extents fit into a packet, however they lie."""
+"""In one message: their extents fit into a packet even if no two pages are adjacent."""
 
 
 @registered("pool.hand_memory")
 class HandMemory(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the pool ``pool_incarnation``, whose pages take ``size_bytes``."""
+    """Concerns the memory of pool ``pool_incarnation``, whose pages take ``size_bytes``."""
 
     action: Action
     pool_incarnation: U64
@@ -46,7 +45,7 @@ class HandMemory(Message, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 @registered("pool.leave")
 class Leave(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The worker is about to end, and moves pages until this is answered: ``Ok``, always."""
+    """The worker is about to end; it moves pages until this is answered, always with ``Ok``."""
 
     worker: ShortText
     incarnation: U64
@@ -54,9 +53,9 @@ class Leave(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pool.move_pages")
 class MovePages(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Copy pages of the pool ``pool_incarnation``, whose pages take ``size_bytes``, into memory of
-    the host (``out``) or from there (``in``): the file beside the message, which the pager has
-    mapped too. Page after page of ``extents`` (packed) from its start, ``page_bytes`` each."""
+    """Copy pages of pool ``pool_incarnation``, whose pages take ``size_bytes``, to host memory
+    (``out``) or from it (``in``). That memory is the file beside the message, which the pager has
+    mapped too; it holds the pages of ``extents`` (packed) in order, ``page_bytes`` each."""
 
     direction: Direction
     pool_incarnation: U64

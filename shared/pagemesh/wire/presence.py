@@ -1,5 +1,5 @@
-"""Who is there. Every service announces itself when it starts, when asked, once a period,
-and when it leaves; silence for ``PRESENCE_LOST_MS`` means gone."""
+"""Which services are there. Every service announces itself when it starts, when asked, once a
+period, and when it leaves; one that is silent for ``PRESENCE_LOST_MS`` counts as gone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PageNeeds(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker asks the pager for with a prompt, so that gateways can ask in its name."""
+    """What a worker asks the pager for with a prompt; gateways use it to ask on its behalf."""
 
     growth_tokens: Count
     """Slots beyond the prompt, as far as the sequence can use them."""
@@ -73,19 +73,19 @@ class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelFacts | None = None
     """Workers only."""
     cores: Annotated[bytes, Meta(max_length=128)] = b""
-    """Workers only: the cores that their steps take turns on, a bit each, little-endian; empty:
-    no turns are taken."""
+    """Workers only: the cores on which their steps take turns, as a little-endian bit mask; empty:
+    they take no turns."""
     needs: PageNeeds | None = None
-    """Workers only; None: they ask for themselves."""
+    """Workers only; None: the worker asks for itself."""
     event_sequence: U64 = 0
-    """Pagers only: the last ``PagesChanged`` sequence, so that a lost last event shows."""
+    """Pagers only: the last ``PagesChanged`` sequence; reveals that the last event was lost."""
     epoch: U64 = 0
     free_pages: Count = 0
     """Pagers only: free and evictable."""
     secret_tag: U64 = 0
-    """Pagers only: which secret keys their prefix ids (``identity``)."""
+    """Pagers only: fingerprint of the secret that keys their prefix ids (``identity``)."""
 
 
 @registered("presence.ask")
 class AskPresence(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everyone: announce yourself now."""
+    """Asks every service to announce itself now."""

@@ -3,21 +3,21 @@
 pagemesh.v1.chat.completions      client door (OpenAI JSON), queue group "gateway"
 pagemesh.v1.completions
 pagemesh.v1.models
-pagemesh.v1.pages.VERB              operators' door (JSON), every pager; VERB.HOST: that one
+pagemesh.v1.pages.VERB              operators' door (JSON), every pager; VERB.HOST: that host's
 pagemesh.mesh.v1.pager.HOST                 requests to the pager of a host
 pagemesh.mesh.v1.pages.HOST                 its stream of PagesChanged
 pagemesh.mesh.v1.worker.NAME                requests and notices to a worker
 pagemesh.mesh.v1.gateway.NAME               Frames to a gateway
-pagemesh.mesh.v1.gateway.=HASH              clients' calls to a model, from gateways of others;
-                                            queue group "gateway"
+pagemesh.mesh.v1.gateway.=HASH              clients' calls to a model, handed on by gateways of
+                                            other models; queue group "gateway"
 pagemesh.mesh.v1.presence                   Announce
 pagemesh.mesh.v1.ask                        AskPresence
 pagemesh.mesh.v1.report.HOST                InspectPager
 pagemesh.mesh.v1.inspect.NAME               InspectWorker
 
-What is only asked has subjects of its own, since permissions know subjects and not messages:
-whoever watches may ask, and can neither announce a service nor move a page. What operators may
-have done to the cache has others, which no client may use.
+Permissions are granted by subject, not by message, so read-only questions have subjects of their
+own: an operator may ask them, and can neither announce a service nor move a page. Operators'
+changes to the cache have subjects that no client may use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ASK_PRESENCE = f"{MESH_PREFIX}.ask"
 INBOX_PREFIX = "_INBOX"
 SUBJECT_BYTES_MAX = 1_024
 SUBJECT = re.compile(r"[!-~]+")
-"""Of a subject to send to or to listen on."""
+"""Any subject to send to or to listen on."""
 
 
 def pager(host: str) -> str:
@@ -57,7 +57,7 @@ def worker_report(name: str) -> str:
 
 
 def cache_door(verb: str, host: str = "") -> str:
-    """Where operators ask ``host``'s pager, or without a host all of them."""
+    """Where operators ask the pager of ``host``, or without a host all pagers."""
     return ".".join(part for part in (CACHE_PREFIX, verb, host) if part)
 
 
@@ -74,31 +74,31 @@ def gateway(name: str) -> str:
 
 
 def gateways_of(model: str) -> str:
-    """Those that serve ``model``. What follows the ``=`` is no service's name, and one token
-    whatever the model is called."""
+    """All gateways that serve ``model``. No service's name begins with ``=``, and the hash is one
+    token whatever the model is called."""
     return f"{MESH_PREFIX}.gateway.={blake2b(model.encode(), digest_size=16).hexdigest()}"
 
 
 def inbox_prefix(role: str, name: str) -> str:
     """Each service has inboxes of its own, so that permissions can keep others out. The name
-    is a token by itself, since a wildcard only ever stands for whole tokens."""
+    is a token by itself, since a wildcard matches only whole tokens."""
     return f"{INBOX_PREFIX}_{role}.{name}"
 
 
 def is_subject(subject: str) -> bool:
-    """Whether it can be sent to: no wildcard, no empty token, nothing that NATS has no way to
-    write."""
+    """Whether a message can be sent to ``subject``: no wildcard, no empty token, no character that
+    NATS cannot carry."""
     tokens = subject.split(".")
     whole = len(subject) <= SUBJECT_BYTES_MAX and SUBJECT.fullmatch(subject) is not None
     return whole and all(tokens) and not {"*", ">"} & {*tokens}
 
 
 def may_be_answered(reply: str, *, operators: bool = False) -> bool:
-    """Whether a service may answer a client there, or with ``operators`` one of those: in any
-    inbox of theirs, but neither on a subject that services listen on nor in an inbox of a service,
-    since its word counts more than a client's. Nor where one of these is written in other cases:
-    the server refuses that, and nats-py tells the refusal in lower case, as that of the real one.
-    """
+    """Whether a service may answer a client on ``reply``, or with ``operators`` also an operator.
+    It may in any inbox of theirs, but neither on a subject that services listen on nor in a
+    service's inbox, since its word counts for more than a client's. Nor if ``reply`` differs from
+    one of these only in case: the server refuses that, and nats-py reports the refusal in lower
+    case, as if it were for the real subject."""
     first = reply.partition(".")[0]
     if first in _CLIENT_INBOXES or (operators and first == _OPERATOR_INBOX):
         return is_subject(reply)
@@ -133,15 +133,15 @@ _OPERATOR_INBOX = f"{INBOX_PREFIX}_operator"
 _RESERVED = frozenset(
     name.lower() for name in ("pagemesh", INBOX_PREFIX, *(f"{INBOX_PREFIX}_{r}" for r in BUS_ROLES))
 )
-"""First tokens, in lower case, of what services listen on and of inboxes that are someone's."""
+"""First tokens, in lower case, of the subjects that services listen on and of all inboxes."""
 
 
 def permissions(role: BusRole) -> Permissions:
     """NATS permissions of a role; ``allow_responses`` lets every service answer inboxes.
 
-    A ``client`` may be any NATS client, with its default inboxes; none of our services' begin
-    so. Clients that must not hear each other are tenants (``tenant_permissions``).
-    An ``operator`` watches (presence, reports of pagers and workers) and keeps the cache.
+    A ``client`` may be any NATS client with its default inboxes; the inboxes of our services begin
+    otherwise. Clients that must not hear each other are tenants (``tenant_permissions``).
+    An ``operator`` watches (presence, reports of pagers and workers) and manages the cache.
     """
     mesh = MESH_PREFIX
     presence = (PRESENCE, ASK_PRESENCE)
@@ -188,8 +188,8 @@ def permissions(role: BusRole) -> Permissions:
 
 
 def tenant_permissions(tenant: str) -> Permissions:
-    """Permissions of one tenant's clients: they hear nobody's answers but their own. Their
-    inbox prefix is ``inbox_prefix("client", tenant)``."""
+    """Permissions of one tenant's clients, which can hear no other client's answers. Their inbox
+    prefix is ``inbox_prefix("client", tenant)``."""
     return Permissions(
         publish=permissions("client").publish,
         subscribe=(f"{inbox_prefix('client', tenant)}.>",),

@@ -41,7 +41,7 @@ def pack(values: Iterable[int] | U32) -> bytes:
 
 
 def unpack(data: bytes) -> U32:
-    """A read-only view of packed words. Raises ``Malformed`` when the length is odd."""
+    """A read-only view of packed words. Raises ``Malformed`` unless they are whole."""
     if len(data) % 4:
         raise Malformed(f"packed words take a multiple of 4 bytes, got {len(data)}")
     return np.frombuffer(data, _WORD)
@@ -53,8 +53,8 @@ def pack_extents(pages: U32 | Iterable[int]) -> bytes:
     count = len(table)
     if not count:
         return b""
-    # Every answer of the pager carries one. Most are of a few runs, and short: what numpy takes
-    # to begin with a list is more than a short one costs.
+    # Every answer of the pager carries a page table. Most are short and have few runs: there,
+    # numpy's cost per call exceeds that of going through a list.
     if count <= _FEW_PAGES:
         return _pack_few(table.tolist())
     cuts = (table[1:] - table[:-1] != 1).nonzero()[0] + 1
@@ -99,7 +99,7 @@ def unpack_extents(data: bytes, *, page_count_max: int) -> U32:
 
 
 def _unpack_few(words: list[int], page_count_max: int) -> U32:
-    """The same, without what numpy takes to begin with each of a dozen calls."""
+    """The same for few extents, without numpy's cost of a dozen calls."""
     counts = words[1::2]
     _check_total(sum(counts), min(counts, default=1), page_count_max)
     table = np.empty(sum(counts), _WORD)

@@ -1,4 +1,4 @@
-"""Between gateways and workers, and from prefill to decode.
+"""Messages between gateways and workers, and from prefill to decode.
 
     gateway -> worker     Submit      reply: Accepted
                           Abort       reply: Ok
@@ -37,28 +37,28 @@ TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 BEAMS_MAX = 16
 REPETITION_PENALTY_MIN = 0.01
-"""A logit divided by much less is no number of float32 any more."""
+"""A logit divided by much less would overflow float32."""
 
 Finish = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["client", "stop", "superseded", "deadline", "error"]
 
 
 class Beams(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Search for the likeliest continuations instead of drawing one. A finished one of
+    """Beam search for the likeliest continuations instead of drawing one. A finished one of
     log-probability ``p`` and ``l`` tokens scores ``p / l ** length_penalty``."""
 
     width: Annotated[int, Meta(ge=1, le=BEAMS_MAX)]
-    """Continuations gone on with, and finished ones kept."""
+    """Number of running continuations, and of finished ones that are kept."""
     keep: Annotated[int, Meta(ge=1, le=BEAMS_MAX)]
-    """Of the finished ones, so many are wanted: at most ``width``."""
+    """How many finished continuations are wanted: at most ``width``."""
     length_penalty: Annotated[float, Meta(ge=-8.0, le=8.0)] = 1.0
     early_stopping: bool | Literal["never"] = False
-    """When ``width`` are finished: True ends there; False ends when the best that goes on would
-    not be kept if it ended now; "never" only when it could not be kept at any length."""
+    """Once ``width`` are finished: True ends the search; False ends it when the best running one
+    would not be kept if it ended now; "never" only when it could not be kept at any length."""
 
     def pages_max(self, prompt_tokens: int, max_tokens: int, page_size: int) -> int:
         """The most pages that are ever needed at once. No beam needs the slot of its last token;
-        all share the pages before the one that has the prompt's last slot."""
+        all beams share the pages before the one that has the prompt's last slot."""
         shared = (prompt_tokens - 1) // page_size
         pages = -(-(prompt_tokens + max(max_tokens - 1, 0)) // page_size)
         return shared + self.width * (pages - shared)
@@ -81,12 +81,12 @@ class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Count
     min_tokens: Count = 0
     stop_tokens: Annotated[list[Count], Meta(max_length=64)] = []
-    """Token ids that end a choice; the model's own end tokens are in here unless ignored."""
+    """Token ids that end a choice, including the model's own end tokens unless ignored."""
     logprobs: Annotated[int, Meta(ge=-1, le=TOP_LOGPROBS_MAX)] | None = None
     """How many alternatives to report beside the chosen token; None: no log-probabilities."""
     beams: Beams | None = None
-    """Not None: nothing is drawn; of the rest ``max_tokens``, ``min_tokens``, ``stop_tokens`` and
-    ``logprobs`` count."""
+    """Not None: nothing is drawn, and of the other fields only ``max_tokens``, ``min_tokens``,
+    ``stop_tokens`` and ``logprobs`` count."""
 
 
 class ChoiceStart(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,13 +98,13 @@ class ChoiceStart(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("work.submit")
 class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Generate. ``decode`` names the worker to hand over to, or nobody: keep the sequence.
+    """Generate. ``decode`` names the worker to hand over to; None: keep the sequence.
 
     ``prompt_logprobs`` asks for the log-probability of each prompt token (the cache is then
     not read). ``root`` is the identity of the prefix tree to use, and ``model_root`` that of the
-    weights and all else that its pages are computed with: ``Stale`` where these are others by now.
-    ``asked_as``: the gateway has asked the pager for pages of the first choice, and the answer
-    comes as a message of its own.
+    weights and all else that its pages are computed with: ``Stale`` if the worker has others by
+    now. ``asked_as``: on the worker's behalf the gateway has asked the pager for pages of the first
+    choice, and the answer comes as a message of its own.
     """
 
     request: RequestId
@@ -134,10 +134,10 @@ class Accepted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("work.attach")
 class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Go on with this sequence. The pages are in ``handle``, to be redeemed by ``ticket``;
-    the tokens here suffice to admit again when they are taken away after that. ``model_root`` as
-    in ``Submit``. ``logprobs``: of the last tokens of ``generated``, as far as they are known and
-    wanted; with ``waterfall`` they were told, and may have to be told again."""
+    """Continue this sequence. Its pages are in ``handle``, to be redeemed with ``ticket``; if they
+    are taken away after that, the tokens here suffice to admit it again. ``model_root``: as in
+    ``Submit``. ``logprobs``: those of the last tokens of ``generated``, as far as they are known
+    and wanted. They and ``waterfall`` were already sent, and may have to be sent again."""
 
     key: SequenceKey
     order: Order
@@ -200,25 +200,25 @@ class Hypothesis(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Tokens of one sequence: generated positions ``first_position`` and on. Most have nothing
-    but tokens, and there is one for each: what is not said takes no room and no time."""
+    """Tokens of one sequence, from generated position ``first_position`` on. There is about one
+    frame per token, and most hold nothing else, so default values are not encoded."""
 
     key: SequenceKey
     first_position: Count
     tokens: Packed = b""
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
-    """With the first frame only, for prompt positions 1 and on."""
+    """In the first frame only, for prompt positions from 1 on."""
     waterfall: Waterfall | None = None
-    """What the sequence's first admission found cached, with the first frame after it, and again
-    when that is sent again."""
+    """What the sequence's first admission found cached; in the first frame after it, and again
+    when that frame is sent again."""
     computed_tokens: Count = 0
     finish: Finish | None = None
     stop_token: Count | None = None
     """The token id that ended the choice, which is then the last one in ``tokens``."""
     error: Failure | None = None
     hypotheses: list[Hypothesis] | None = None
-    """The answer of a beam search, the best first, with the last frame; no other has tokens."""
+    """The result of a beam search, best first, in its last frame; no other frame has tokens."""
 
 
 class Failure(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,7 +232,7 @@ class Failure(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Frames(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a step produced for one gateway. ``counter`` counts the messages from this
     worker incarnation to that gateway incarnation, from 1; a message without frames repeats
-    the last counter, so that a lost last message shows."""
+    the last counter, which reveals that the last message was lost."""
 
     worker: Name
     incarnation: U64
