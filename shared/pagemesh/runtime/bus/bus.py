@@ -1,11 +1,10 @@
-"""The bus: one always-mending connection to NATS, with typed faults.
+"""The bus: one self-healing connection to NATS, with typed faults.
 
     CONNECTING -> CONNECTED <-> RECONNECTING -> CLOSED
 
-While the bus is not connected nothing is buffered: sending fails at once with
-``Disconnected`` and waiting requests are failed with it, so that every caller knows where it
-stands. Subscriptions are kept and renewed. The bus never gives up by itself; who may not wait
-looks at ``state``.
+While the bus is not connected nothing is buffered: sending fails at once with ``Disconnected``,
+and so do waiting requests, so that every caller knows where it stands. Subscriptions are kept
+and renewed. The bus never gives up by itself; a caller that must not wait checks ``state``.
 """
 
 from __future__ import annotations
@@ -79,10 +78,11 @@ class Bus:
         """A connected bus, for as long as the context lasts.
 
         Without a server, keeps trying for ``start_wait_ms`` and then raises ``ConfigError``
-        that names the URL. A ``patient`` bus tries once, is there whatever comes of that, and
-        connects when it can (``state``, ``wait_connected``): for services, which are started
-        in any order. One that ``gathers`` sends all of a turn of the event loop ``together``:
-        for who answers many and does nothing else. Raises ``ConfigError`` for what is refused.
+        that names the URL. A ``patient`` bus tries once, is returned whatever the outcome, and
+        connects when it can (``state``, ``wait_connected``): for services, which may start in
+        any order. A bus that ``gathers`` sends all messages of a turn of the event loop
+        ``together``: for services that answer many requests and do nothing else. Raises
+        ``ConfigError`` at once for credentials, certificates and files that cannot work.
         """
         bus = cls(config, role=role, name=name, gathers=gathers)
         bus._is_service = patient
@@ -112,7 +112,7 @@ class Bus:
 
     @property
     def message_bytes_max(self) -> int:
-        """Limit of header and payload together, as last known. Raises ``Disconnected`` if never."""
+        """Limit of headers plus payload, as last known. Raises ``Disconnected`` if unknown."""
         return self._message_bytes_max or self._require_link().message_bytes_max
 
     def on_state(self, callback: Callable[[BusState], None]) -> None:
@@ -136,8 +136,8 @@ class Bus:
         self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str = "",
         then: Outgoing | None = None,
     ) -> None:  # fmt: skip
-        """Send, and ``then``. Raises ``Disconnected``, ``Busy`` (too much waits to be sent) or
-        ``Malformed`` (too large, or no NATS subject); then nothing was sent."""
+        """Send, and ``then`` after it. Raises ``Disconnected``, ``Busy`` (too much unsent output)
+        or ``Malformed`` (too large, or no NATS subject); nothing was sent if it raises."""
         outgoing = [Outgoing(subject, data, reply), *((then,) if then is not None else ())]
         try:
             self._require_link().publish(outgoing, lower_keys(headers))
@@ -147,19 +147,19 @@ class Bus:
         self.counters.sent += len(outgoing)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Nobody may wait within it: the first message is written at once, the others together at
-        its end, since the server wakes for each write, and whom it passes them on to."""
+        """Within it, which must not await, the first message is written at once and the others in
+        one write at its end, since each write wakes the server and the recipients."""
         return self._link.together() if self._link else contextlib.nullcontext()
 
     async def request(
         self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
         then: Outgoing | None = None,
     ) -> Reply:  # fmt: skip
-        """Send, and ``then``, and wait for one answer.
+        """Send, and ``then`` after it, and wait for one answer.
 
         Raises ``Absent`` (nobody listens), ``DeadlineExceeded``, ``Denied`` (no permission),
         ``Disconnected`` (before or while waiting), ``Busy`` (too many requests wait) or
-        ``Malformed`` (too large). A ``Refused`` is an answer.
+        ``Malformed`` (too large). A ``Refused`` is returned like any answer.
         """
         return await self.ask(subject, data, timeout_ms=timeout_ms, headers=headers, then=then)
 
@@ -167,7 +167,7 @@ class Bus:
         self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
         then: Outgoing | None = None,
     ) -> Asked:  # fmt: skip
-        """Like ``request``, but what can be raised by then is raised before it is awaited."""
+        """Like ``request``, but sends at once, and raises errors of sending before the await."""
         if timeout_ms <= 0:
             raise DeadlineExceeded(f"no time is left to ask on {subject}")
         waiter = OneReply(subject, timeout_ms)
@@ -189,8 +189,8 @@ class Bus:
         headers: Headers | None = None,
         message_count_max: int = 1_024,
     ) -> AsyncIterator[Inbox]:
-        """Send and read a stream of answers from the ``Inbox``; the last one is marked by the
-        answering service in a way of its own. Raises like ``publish``."""
+        """Send and read a stream of answers from the ``Inbox``; how the last one is marked is up
+        to the answering service. Raises like ``publish``."""
         inbox = Inbox(subject, message_count_max=message_count_max)
         inbox.address = self._replies.add(inbox)
         try:
@@ -328,7 +328,7 @@ class Bus:
         )  # fmt: skip
 
     async def _keep(self) -> None:
-        """Hold a link until closed (see ``link`` on cancellation): wait for its loss, go on."""
+        """Until closed, open a new link whenever one is lost (on cancellation see ``link``)."""
         pause_ms, tries = self.config.reconnect_wait_ms, 0
         while self._state is not BusState.CLOSED:
             try:
@@ -340,7 +340,7 @@ class Bus:
                 self.counters.connects += 1
                 _log.info("bus.connected", url=self.config.shown_url)
             except Exception as error:
-                # Also what we did not foresee: a bus that nobody mends would be a zombie.
+                # Unforeseen errors too: if this task ended, the bus would never recover.
                 self._last_problem = str(error) or type(error).__name__
                 tries += 1
                 if tries & (tries - 1) == 0:  # 1, 2, 4, 8, ...: an outage may last for days
@@ -353,7 +353,7 @@ class Bus:
         self._deaf = False
         try:
             await link.subscribe(self._replies.pattern, "", self._on_reply)
-            self._next_link = link  # who comes to listen from here on does so there
+            self._next_link = link  # new subscriptions are made there from here on
             for made in tuple(self._subscriptions):
                 await self._subscribe_on(link, made)
             await link.barrier(timeout_ms=BARRIER_TIMEOUT_MS)

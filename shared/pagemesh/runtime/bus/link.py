@@ -1,16 +1,17 @@
-"""One connection to the NATS server, from connect to loss. It is never revived: the bus
-makes a new one. This module and ``nats_client`` know nats-py, and every habit of it that would
-surprise a caller stops here:
+"""One connection to the NATS server, from connect to loss. It is never revived: the bus makes a
+new one. This module, ``nats_client`` and ``straight`` know nats-py, and its surprising habits are
+dealt with here:
 
-- nats-py's own reconnect may hang on a frozen server and may give up for good; it is off.
-- A PING overtakes what was published before it: ``barrier`` sends two.
-- A PING whose waiter was cancelled ends the connection when its PONG comes: pings
-  run in tasks of their own that nobody cancels while the connection lives.
-- It swallows the cancellation of who waits for it, now and then: ``open`` raises it after all
-  (``_cancellable``), and tasks that have to end look at a state besides.
+- Its own reconnect may hang on a frozen server and may give up for good; it is off.
+- A PING overtakes messages published before it: ``barrier`` sends two.
+- A PONG whose waiter was cancelled ends the connection: pings run in tasks of their own, which
+  are not cancelled while the connection lives.
+- It sometimes swallows the cancellation of a task that awaits it: ``open`` raises it after all
+  (``_cancellable``), and tasks that have to end also check a state.
 - A frozen server is noticed by our own heartbeat, which no full buffer can hold up.
-- Errors come in one callback: they are told apart here.
-- It sends its password in clear text to a server that offers no TLS: not where TLS is asked for.
+- All errors come through one callback: they are told apart here.
+- It sends its password in clear text to a server that offers no TLS: where TLS is required, it is
+  kept from that.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _CLOSE_TIMEOUT_S = 1.0
 _UNSUBSCRIBE_TIMEOUT_MS = 2_000
 _PING_TIMEOUT_S = 600
-"""Only so that no ping waits for ever; the heartbeat gives up long before."""
+"""Only so that no ping waits for ever; the heartbeat gives up long before that."""
 
 
 class LinkEvents(Protocol):
@@ -49,7 +50,7 @@ class LinkEvents(Protocol):
 
 
 class Link:
-    """Use ``open``. ``lost`` is set once the connection is of no more use; ``reason`` says
+    """Use ``open``. ``lost`` is set once the connection is no longer usable; ``reason`` says
     why."""
 
     def __init__(self, client: DirectClient, config: BusConfig, *, gathers: bool = False) -> None:
@@ -73,8 +74,8 @@ class Link:
         gathers: bool = False,
     ) -> Link:
         """Connect once; for ``gathers`` see ``Bus.connect``. Raises ``Disconnected`` with the
-        reason, in time, or ``ConfigError`` for credentials, certificates and files that no second
-        try can mend."""
+        reason within ``connect_timeout_ms``, or ``ConfigError`` for credentials, certificates and
+        files, where a retry cannot help."""
         client = DirectClient()
         context = tls_context(config)
         if context is not None:
@@ -127,8 +128,8 @@ class Link:
         return int(self._client.max_payload)
 
     def publish(self, outgoing: Sequence[Outgoing], headers: Headers | None) -> None:
-        """Hand messages to the socket, in one write. Raises ``Disconnected``, ``Busy`` when too
-        much waits to be sent already, ``Malformed`` when NATS cannot carry one of them."""
+        """Hand messages to the socket, in one write. Raises ``Disconnected``, ``Busy`` when there
+        is too much unsent output, ``Malformed`` when NATS cannot carry one of them."""
         client = self._client
         try:
             block = header_block(headers)
@@ -158,8 +159,8 @@ class Link:
                 self._write_rest()
 
     def _write(self) -> None:
-        """Have what was published written: at once, or, where one of several that belong together
-        was written already, with the others of the turn of the event loop or of ``together``."""
+        """Write what was published: at once if it is the first of a group, otherwise with the rest
+        of the group, which is a turn of the event loop (``gathers``) or a ``together``."""
         if self._wrote:
             return
         if self._gathers:
@@ -183,8 +184,8 @@ class Link:
         return int(made._id)
 
     async def unsubscribe(self, subscription_id: int) -> None:
-        """Stop listening. What the server sent before it knew is still delivered: others
-        think that it was taken."""
+        """Stop listening. What the server sent before it knew is still delivered, since the
+        senders take it for delivered."""
         for made in tuple(self._subscriptions):
             if made._id == subscription_id:
                 with contextlib.suppress(nats.errors.Error, OSError, Disconnected):
@@ -206,8 +207,8 @@ class Link:
             raise Disconnected(f"the bus did not answer within {timeout_ms} ms") from None
 
     async def close(self) -> None:
-        """Let go of the connection, whatever state it is in, within a second or so; who is
-        cancelled meanwhile is so when it is over."""
+        """Close the connection, whatever state it is in, within a second or so. A cancellation
+        meanwhile takes effect when that is done."""
         closing = asyncio.create_task(self._let_go())
         try:
             await asyncio.shield(closing)
@@ -264,11 +265,11 @@ class Link:
     async def _ping(self) -> None:
         try:
             await self._client.rtt(timeout=_PING_TIMEOUT_S)
-        except (nats.errors.Error, OSError, RuntimeError) as error:  # uvloop's own is the last
+        except (nats.errors.Error, OSError, RuntimeError) as error:  # uvloop raises the last
             self._lose(_text(error) or "a ping failed")
 
     async def _watch(self) -> None:
-        """Ask for a sign of life, again and again, until there is none."""
+        """Ping the server periodically, until it does not answer in time."""
         loop = asyncio.get_running_loop()
         limit_s = self._config.heartbeat_timeout_ms / 1_000
         while not self.lost.is_set():
@@ -277,7 +278,7 @@ class Link:
             started = loop.time()
             await asyncio.wait({ping}, timeout=limit_s)
             if not ping.done() and loop.time() - started > limit_s + 0.25:
-                # It was us who stood still, not the server: read what came in meanwhile.
+                # This process stood still, not the server: read what came in meanwhile.
                 await asyncio.wait({ping}, timeout=limit_s / 2)
             if not ping.done():
                 self._lose(f"no sign of life for {self._config.heartbeat_timeout_ms} ms")
@@ -289,22 +290,22 @@ class Link:
 
 @contextlib.asynccontextmanager
 async def _cancellable() -> AsyncIterator[None]:
-    """Whoever is cancelled within it is so when it is over, whether what was waited for went on
-    or failed at that moment."""
+    """Raise a cancellation at the end of this context if the code within it has swallowed it,
+    whether by succeeding or by failing at that moment."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
     try:
         yield
     finally:
-        if task.cancelling() > before:  # time limits within it have taken theirs back
+        if task.cancelling() > before:  # timeouts within it have withdrawn their own
             raise asyncio.CancelledError
 
 
 def _reason(error: BaseException) -> str:
     """Why there is no connection, in words for people: no class names, no error numbers."""
     text = _text(error)
-    # What several addresses of one name answered comes as the text of one error.
+    # If a name has several addresses, their errors are merged into the text of one.
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _ERRNO.search(text)):
         number = int(found[1])
@@ -325,7 +326,7 @@ def _text(error: BaseException | None) -> str:
 
 
 def _refuse_plaintext(client: DirectClient) -> None:
-    """Have ``client`` send no CONNECT, which carries the password, before TLS is there."""
+    """Keep ``client`` from sending CONNECT, which carries the password, without TLS."""
     connect_command = client._connect_command
 
     def guarded() -> Any:

@@ -17,14 +17,14 @@ Headers = Mapping[str, str]
 """Keys are lower case, always: NATS compares them byte by byte and proxies change them."""
 
 Refusal = Callable[[Fault], tuple[bytes, Headers]]
-"""How a service says no to whom it did not listen to: payload and headers."""
+"""Turns a fault into the payload and headers of a refusal."""
 
 MESSAGE_BYTES_WANTED = 8 << 20
-"""``max_payload`` of servers we start: sequences of 1.8 million tokens fit."""
+"""``max_payload`` of the servers that we start: sequences of 1.8 million tokens fit."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A message to be sent; who gets it answers to ``reply``, if that is not empty."""
+    """A message to be sent; the recipient answers to ``reply``, if that is not empty."""
 
     subject: str
     data: bytes
@@ -65,8 +65,8 @@ class Delivery:
     def respond(self, data: bytes, *, headers: Headers | None = None) -> bool:
         """Answer; may be called again for a stream. True when it was sent.
 
-        An answer that is too large becomes a refusal that says so. Nothing is raised: when
-        the bus is away the peer's own request has failed already.
+        An answer that is too large becomes a refusal that says so. Nothing is raised: if the bus
+        is down, the peer's own request has failed already.
         """
         if not self.reply:
             return False
@@ -93,7 +93,7 @@ class Delivery:
 
 
 def refusal(fault: Fault) -> tuple[bytes, Headers]:
-    """A ``Refused``: what every service of the mesh understands."""
+    """``fault`` as a ``Refused``, which every service of the mesh understands."""
     return codec.encode(Refused.of(fault)), {}
 
 
@@ -102,8 +102,8 @@ def lower_keys(headers: Headers | None) -> dict[str, str]:
 
 
 def check_size(subject: str, size: int, *, bytes_max: int) -> None:
-    """``size`` is that of headers and payload. Raises ``Malformed``, naming the limit, for what
-    would make the server hang up."""
+    """``size`` is that of headers and payload. Raises ``Malformed``, naming the limit, for a
+    message at which the server would close the connection."""
     if size > bytes_max:
         raise Malformed(
             f"a message of {size} bytes (headers included) exceeds the bus limit of "
@@ -113,7 +113,7 @@ def check_size(subject: str, size: int, *, bytes_max: int) -> None:
 
 
 def check_subject(subject: str) -> None:
-    """Raises ``Malformed`` for what could not be, or could be more than, one subject."""
+    """Raises ``Malformed`` for text that NATS would not read as exactly one subject."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise Malformed(f"a subject of {len(subject)} characters exceeds {SUBJECT_BYTES_MAX}")
     if not SUBJECT.fullmatch(subject):

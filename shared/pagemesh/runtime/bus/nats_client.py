@@ -1,12 +1,12 @@
-"""nats-py's client without what it does between a socket and whoever waits for what comes in.
+"""nats-py's client without its tasks between the socket and the callbacks.
 
     nats-py    socket -> [ a task that reads ] -> parse -> [ a task of its own ] -> callback
                publish -> pending -> [ a task that flushes ] -> write
     here       socket -> parse -> callback
-               put -> pending -> ``hand_over``, one write of all there is
+               put -> pending -> ``hand_over``, one write of all that is pending
 
-Callbacks of the bus only admit, so there is nothing to wait for; a task costs a turn of the event
-loop, and a message of the mesh's longest way passes nine of them.
+Callbacks of the bus only admit, so there is nothing to wait for. Each task costs a turn of the
+event loop, and on the longest path through the mesh a message would pass nine of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pagemesh.runtime.logs import get_logger
 
 _HEADER_LINE, _END = "NATS/1.0\r\n", b"\r\n"
 _JOINED_BYTES_MAX = 64 << 10
-"""A longer payload is not copied to be one piece with what is around it."""
+"""A longer payload is not copied into one piece with its command line and headers."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 _log = get_logger(__name__)
@@ -42,12 +42,12 @@ class Incoming(msgspec.Struct, frozen=True, gc=False):
 
 
 OnMessage = Callable[[Incoming], None]
-"""Called as soon as a message is read, in no task. It must be quick, and raise nothing."""
+"""Called as soon as a message is read, outside any task. It must be quick and must not raise."""
 
 
 class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for mypy
-    """Of nats-py, without its own ``request`` and JetStream: ``listen`` and ``put`` are for what
-    ``subscribe`` and ``publish`` of nats-py are for."""
+    """nats-py's client, not for use with its ``request`` or JetStream. ``listen`` and ``put``
+    replace its ``subscribe`` and ``publish``."""
 
     _pending: list[bytes]
     _pending_data_size: int
@@ -58,7 +58,7 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         self._lost_count = 0
 
     def read_straight(self, spawn: Spawn) -> None:
-        """Once connected: see ``straight``."""
+        """Call it once connected; see ``straight``."""
         StraightReader(self._transport._io_reader, self._ps, self._process_op_err, spawn)
 
     async def listen(self, subject: str, queue: str, on_message: OnMessage) -> Any:
@@ -74,7 +74,7 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         return made
 
     async def unlisten(self, made: Any) -> None:
-        """No message goes to its ``on_message`` any more."""
+        """Pass no more messages to the ``on_message`` of ``made``."""
         self._listeners.pop(made._id, None)
         await made.unsubscribe()
 
@@ -87,14 +87,14 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         try:
             found = await self._process_headers(headers) if headers else None
             on_message(Incoming(subject.decode(), reply.decode(), data, found))
-        except Exception as error:  # nats-py would read nothing any more, of nobody
+        except Exception as error:  # raised further, it would stop nats-py from reading at all
             self._lost_count += 1
             if self._lost_count & (self._lost_count - 1) == 0:
                 _log.warning("bus.message_not_taken", count=self._lost_count, error=error)
 
     def put(self, outgoing: Outgoing, headers: bytes) -> None:
-        """Have it written with the next ``hand_over``. ``headers``: of ``header_block``, or
-        none."""
+        """Queue a message for the next ``hand_over``. ``headers``: from ``header_block``, or
+        empty."""
         data, size = outgoing.data, len(outgoing.data)
         line = f"{outgoing.subject} {outgoing.reply} "
         if headers:
@@ -106,25 +106,25 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         self._pending_data_size += len(head) + size + len(_END)
 
     def hand_over(self) -> None:
-        """Hand what is pending to the transport, which writes it at once. Later means after a step
-        that has begun to compute by then: that turn has to wait for the interpreter."""
+        """Hand what is pending to the transport, which writes it at once. A later turn of the event
+        loop might have to wait for the GIL, behind a step that has begun to compute by then."""
         if self.is_connected and self._pending:
             pending, self._pending, self._pending_data_size = self._pending, [], 0
-            # A connection that is gone is noticed by whoever reads from it.
+            # The reader notices a lost connection.
             with contextlib.suppress(OSError, RuntimeError, AttributeError):
                 self._transport.writelines(pending)
 
     @property
     def unsent_bytes(self) -> int:
-        """What the kernel did not take yet."""
+        """Bytes that the kernel has not taken yet."""
         writer = getattr(self._transport, "_io_writer", None)
         behind = writer.transport.get_write_buffer_size() if writer is not None else 0
         return int(self._pending_data_size) + int(behind)
 
 
 def header_block(headers: Headers | None) -> bytes:
-    """``headers`` as NATS carries them; nothing for none. Raises ``BadHeaderError`` for a name
-    that is none. What would end a line of a value becomes a blank."""
+    """``headers`` as NATS carries them; empty if there are none. Raises ``BadHeaderError`` for an
+    invalid name. Line breaks in values become blanks."""
     if not headers:
         return b""
     lines = [_HEADER_LINE]

@@ -1,8 +1,8 @@
-"""Who waits for which reply.
+"""Which request waits for which reply.
 
 All replies to a bus come in on one wildcard subscription; the last token of their subject
-names the waiter. A waiter ends by a reply, a fault or its timeout, whichever is first, and a
-late reply finds nobody.
+names the waiter. A waiter ends with a reply, a fault or its timeout, whichever comes first, and a
+late reply is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_RESPONDERS = "503"
 
 class Waiter(Protocol):
     subject: str
-    """What was asked, to tell which waiters a denied subject concerns."""
+    """Subject of the request, to tell which waiters a denied subject concerns."""
 
     def put(self, reply: Reply) -> None: ...
 
@@ -45,17 +45,17 @@ class OneReply:
     def fail(self, fault: Fault) -> None:
         if not self._future.done():
             self._future.set_exception(fault)
-            self._future.exception()  # seen: whoever asked may be gone
+            self._future.exception()  # marks it as retrieved: the caller may be gone
 
     async def wait(self) -> Reply:
-        """Raises the fault that ended the wait, ``DeadlineExceeded`` when it took too long."""
+        """The reply. Raises the fault that ended the wait, ``DeadlineExceeded`` on a timeout."""
         try:
             return await self._future
         finally:
             self.end()
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """Call it when nobody waits any more."""
         self._timer.cancel()
 
     def _expire(self, timeout_ms: int) -> None:
@@ -70,9 +70,9 @@ class Inbox:
 
     def __init__(self, subject: str, *, message_count_max: int) -> None:
         self.subject = subject
-        """What was asked."""
+        """Subject of the request."""
         self.address = ""
-        """Where the answers come in."""
+        """Subject on which the answers come in."""
         self._message_count_max = message_count_max
         self._messages: deque[Reply] = deque()
         self._wake = asyncio.Event()
@@ -93,7 +93,7 @@ class Inbox:
             self._wake.set()
 
     async def receive(self, *, timeout_ms: int) -> Reply:
-        """The next message; what came before a fault is delivered before it is raised.
+        """The next message; messages that came before a fault are returned before it is raised.
 
         Raises ``DeadlineExceeded`` when none comes in time, ``Absent`` when nobody listens,
         ``Disconnected`` or ``Busy`` when messages may be missing.
@@ -122,7 +122,7 @@ class ReplyTable:
 
     @property
     def pattern(self) -> str:
-        """What to subscribe to, to hear all replies."""
+        """The subject to subscribe to in order to receive all replies."""
         return f"{self.prefix}.*"
 
     @property
@@ -130,7 +130,7 @@ class ReplyTable:
         return len(self._waiters)
 
     def add(self, waiter: Waiter) -> str:
-        """Register a waiter; returns the subject for its replies. ``Busy`` when full."""
+        """Register a waiter; returns the subject for its replies. Raises ``Busy`` when full."""
         if len(self._waiters) >= self._waiter_count_max:
             raise Busy(f"{len(self._waiters)} requests wait for an answer already")
         self._next += 1
@@ -151,7 +151,7 @@ class ReplyTable:
             waiter.put(reply)
 
     def fail_asked(self, subject: str, fault: Fault) -> None:
-        """Fail whoever asked on ``subject``, compared without case (the server says it so)."""
+        """Fail the requests to ``subject``, which is in lower case, as denials are reported."""
         for waiter in self._waiters.values():
             if waiter.subject.lower() == subject:
                 waiter.fail(fault)
@@ -162,7 +162,7 @@ class ReplyTable:
 
 
 class Asked:
-    """A question that was sent. ``await`` it once, for the answer."""
+    """A request that was sent. ``await`` it once, for the answer."""
 
     __slots__ = ("_address", "_replies", "_waiter")
 

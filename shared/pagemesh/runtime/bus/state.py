@@ -1,4 +1,4 @@
-"""What there is to know about a bus: its state, its counters, its subscriptions."""
+"""What a bus reports about itself: its state, its counters, its subscriptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BusCounters:
     received: int = 0
     denied: int = 0
     refused_here: int = 0
-    """Messages that were never sent: too large, too much waiting to be sent, or no connection."""
+    """Messages that were never sent: too large, too much unsent output, or no connection."""
     crashed: int = 0
     """Callbacks that raised something other than a fault."""
     connects: int = 0

@@ -1,12 +1,12 @@
-"""What a socket has is parsed as soon as it is there.
+"""Received bytes are parsed at once, in the callback that receives them.
 
     nats-py    socket -> StreamReader -> [ its read loop wakes ] -> parser
     here       socket -> parser
 
-A parse that has to wait for something, as after an error of the server it may, goes on in a task.
-What comes meanwhile is the read loop's, as it was: it takes its turn, and bounds what waits. Else
-the loop waits for the end of the connection alone. Until it waits a parse runs in no task: time
-limits of asyncio do not work there from Python 3.12 on.
+A parse that has to wait for something, as it may after an error from the server, continues in a
+task. Bytes that arrive meanwhile go to nats-py's read loop as usual, which takes its turn and
+bounds how many wait. Otherwise that loop only waits for the end of the connection. Until it first
+waits, a parse runs outside any task, where asyncio's timeouts do not work from Python 3.12 on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _log = get_logger(__name__)
 
 
 class StraightReader:
-    """Takes over from ``reader`` what comes from now on. ``parser``: of nats-py, whose ``parse``
-    the read loop calls, too. ``on_failure``: what cannot be parsed has come. ``spawn`` has a
-    coroutine run as a task of whoever owns the connection."""
+    """Takes over what ``reader`` receives from now on. ``parser`` is nats-py's, whose ``parse`` the
+    read loop calls, too. ``on_failure`` is called when parsing fails. ``spawn`` runs a coroutine as
+    a task of the connection's owner."""
 
     def __init__(
         self, reader: asyncio.StreamReader, parser: Any, on_failure: OnFailure, spawn: Spawn
@@ -43,7 +43,7 @@ class StraightReader:
         reader.feed_data = self._feed  # type: ignore[method-assign,assignment]
 
     def _feed(self, data: bytes) -> None:
-        # What came before is not read yet, or not parsed.
+        # Earlier bytes are not read yet, or not parsed.
         if self._turn.locked() or self._reader._buffer:  # type: ignore[attr-defined]
             self._read_later(data)
             return
@@ -73,7 +73,7 @@ async def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
 
 @types.coroutine
 def _go_on(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """What is left of a coroutine that was begun by hand, and waits for something."""
+    """Run the rest of a coroutine that was begun by hand and now awaits ``waits_for``."""
     while True:
         got, raised = None, None
         try:

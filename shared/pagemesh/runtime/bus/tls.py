@@ -9,7 +9,7 @@ from pagemesh.wire.errors import ConfigError
 
 _OTHER_NAME = frozenset({62, 63, 64})
 _OTHER_TIME = frozenset({9, 10})
-"""Of OpenSSL's codes: host, mail or IP address mismatch; not yet valid, or expired."""
+"""OpenSSL's codes for a mismatch of host, mail or IP address; and for not yet valid or expired."""
 
 
 def tls_context(config: BusConfig) -> ssl.SSLContext | None:
@@ -24,7 +24,7 @@ def tls_context(config: BusConfig) -> ssl.SSLContext | None:
         raise unusable("PAGEMESH_NATS_TLS_CA", config.ca_file, error) from None
     if config.cert_file:
         try:
-            # The password: nobody is there to be asked for one.
+            # An empty password: nobody is there to type one.
             context.load_cert_chain(config.cert_file, config.key_file or None, lambda: "")
         except (OSError, ssl.SSLError) as error:
             shown = ", ".join(filter(None, (config.cert_file, config.key_file)))
@@ -33,7 +33,7 @@ def tls_context(config: BusConfig) -> ssl.SSLContext | None:
 
 
 def distrust(error: ssl.SSLCertVerificationError, url: str) -> ConfigError:
-    """What to tell people of the certificate that the server at ``url`` showed."""
+    """The error to show people about the certificate that the server at ``url`` presented."""
     why = error.verify_message.rstrip(".")
     if error.verify_code in _OTHER_NAME:
         what, next_step = "is for another name", "use one that it carries in PAGEMESH_NATS (--nats)"
@@ -46,6 +46,6 @@ def distrust(error: ssl.SSLCertVerificationError, url: str) -> ConfigError:
 
 
 def unusable(variable: str, value: str, error: OSError) -> ConfigError:
-    """What to tell of the file or files in ``value``, which ``variable`` names."""
+    """The error for the unusable file or files in ``value``, the setting of ``variable``."""
     reason = getattr(error, "reason", None) or error.strerror or "no PEM file"
     return ConfigError(f"{variable}={value!r} cannot be used: {str(reason).lower()}")
