@@ -1,1 +1,1 @@
-"""What every service stands on: actors, supervision, the bus, clock, configuration, telemetry."""
+"""What every service is built on: actors, supervision, the bus, clock, configuration, telemetry."""

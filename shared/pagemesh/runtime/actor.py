@@ -5,9 +5,9 @@
       Busy when full                    a crash: the event and all that is queued are refused,
       Absent when stopping              and a fresh behaviour starts under a crash limit
 
-``admit`` may be called from anywhere on the event loop, most of all from bus callbacks; it
-never waits and never drops. ``stop`` drains: what was admitted is handled, and what it is
-given itself, then ``run`` returns.
+``admit`` may be called from anywhere on the event loop, above all from bus callbacks; it
+never waits and never drops. ``stop`` drains: admitted events are handled, then the final event
+given to ``stop``, and ``run`` returns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pagemesh.wire.errors import Absent, Busy, Fault, Internal
 E = TypeVar("E")
 BUSY_RETRY_MS = 50
 TURN_EVENTS_MAX = 64
-"""Handled in a row before everybody else on the event loop has a turn."""
+"""Events handled in a row before the rest of the event loop has a turn."""
 
 
 class Behaviour(Generic[E]):
@@ -35,21 +35,22 @@ class Behaviour(Generic[E]):
         """Before the first event of this life."""
 
     async def handle(self, event: E) -> None:
-        """Decide and perform. What it raises ends this life."""
+        """Decide and perform. An exception ends this life."""
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Nothing is queued, or others have their turn, or a stop has come to its end: do what is
-        not worth doing after each event. What it raises ends this life."""
+        """Do what is not worth doing after each event. Called when nothing is queued, before the
+        rest of the event loop has its turn, and when a stop is done. An exception ends this life.
+        """
 
     def refuse(self, event: E, fault: Fault) -> None:
-        """Answer an event that will not be handled; may come after ``end``. Deliveries are
-        answered as they are."""
+        """Answer an event that will not be handled; may be called after ``end``. This default
+        answers events that are deliveries."""
         if isinstance(event, Delivery):
             event.respond_error(fault)
 
     async def end(self) -> None:
-        """After the last event of this life, be it by stop or crash."""
+        """After the last event of this life, whether a stop or a crash ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ class Actor(Generic[E]):
         return True
 
     def stop(self, final: E | None = None) -> None:
-        """Take nothing new; ``run`` returns when what is queued has been handled, and then
-        ``final``, for which there is room in a full inbox, too."""
+        """Take nothing new; ``run`` returns when the queued events and then ``final`` have been
+        handled. ``final`` is queued even if the inbox is full."""
         self._stopping = True
         if final is not None:
             self._queue.append(final)
@@ -175,7 +176,7 @@ class Actor(Generic[E]):
                 await asyncio.sleep(0)
 
     def _refuse_queued(self, behaviour: Behaviour[E], fault: Fault) -> None:
-        # Only what is queued now: what is admitted meanwhile belongs to the next life.
+        # Only what is queued now: events admitted meanwhile belong to the next life.
         for _ in range(len(self._queue)):
             self._refused += 1
             behaviour.refuse(self._queue.popleft(), fault)

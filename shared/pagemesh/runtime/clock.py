@@ -1,9 +1,9 @@
 """Time, as an argument. Cores are given ``now_ms``; actors read it from a ``Clock``.
 
 Monotonic times order events within one host and are never compared between hosts. Wall time
-serves traces, and says which request came first (``came_us``), as gateways of several hosts ask
-one pager. In traces it is the monotonic clock plus an offset taken once, so that a clock that
-jumps by an hour bends no span; nothing expires by it.
+serves traces, and tells which request came first (``came_us``), since gateways of several hosts
+may use one pager. In traces it is the monotonic clock plus an offset taken once, so that a wall
+clock that jumps distorts no span. Nothing expires by wall time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Clock(Protocol):
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, as far as this host knows."""
+        """Microseconds since 1970, by this host's clock."""
         ...
 
 
@@ -49,25 +49,25 @@ class MonotonicClock:
 
 
 def came_us(clock: Clock, then_us: int) -> int:
-    """The time ``then_us`` of ``clock``, a moment ago, in microseconds since 1970, 0 where the
-    machine's clock stands before that: what tells which of two requests came first, whatever hosts
-    they came to. Looked up each time, so that after a jump of the clock the requests of all
-    gateways of a host are soon in order again."""
+    """The monotonic time ``then_us``, a moment ago, in microseconds since 1970 (0 if the wall clock
+    is before that). It tells which of two requests came first, whatever hosts they came to. The
+    wall clock is read each time, so that after it jumps the requests of all gateways of a host are
+    soon in order again."""
     return max(0, clock.wall_us() - (clock.now_us() - then_us))
 
 
 def to_multiple(now: float, period: float) -> float:
-    """How long it is until the clock shows a multiple of ``period``; until the one after that,
-    when it is closer than a tenth of a period, since timers may be a little early. What every
-    process of a host does once in a while is done at such moments: they wake, and rest,
-    together, and what they send each other arrives while they are awake."""
+    """How long it is from ``now`` to a multiple of ``period``: the next one, or the one after if
+    that is closer than a tenth of a period, since timers may be a little early. Periodic work of
+    all processes of a host is done at such moments, so that they wake and rest together, and
+    messages arrive while their recipient is awake."""
     left = period - now % period
     return left if left > period / 10 else left + period
 
 
 class ManualClock:
-    """A clock that moves when it is told to, for tests and simulation. ``booted_us``: what the wall
-    clock shows at its time 0."""
+    """A clock that moves only when told to, for tests and simulation. ``booted_us``: the wall time
+    at its time 0."""
 
     __slots__ = ("_booted_us", "_now_us")
 
@@ -92,32 +92,34 @@ class ManualClock:
 
 
 class HostTime:
-    """Times that outlive a process, for what it leaves behind: CLOCK_BOOTTIME, which all processes
-    of a host share, which goes on while the machine sleeps and which nobody can set."""
+    """Times that are still valid after a process has ended, for what it leaves behind. They are
+    CLOCK_BOOTTIME, which all processes of a host share, which runs while the machine sleeps and
+    which nobody can set."""
 
     def __init__(self) -> None:
         self.boot = _boot()
-        """Which start of the machine this is, and whose clocks: 16 bytes. No times of two are
-        compared."""
+        """16 bytes that identify the boot of the machine and its clocks. Times under different
+        values must not be compared."""
 
     def has_restarted(self, boot: bytes) -> bool:
-        """Whether the machine was started since it was ``boot``; False where nobody knows."""
+        """Whether the machine was rebooted since ``boot`` was read; False if that is unknown."""
         now, then = self.boot[:_START_BYTES], boot[:_START_BYTES]
         return now != then and _UNKNOWN_START not in (now, then)
 
     def kept_ms(self, clock_ms: int) -> int:
-        """Of a ``MonotonicClock`` time. Who is stopped in here has it earlier, not later."""
+        """The host time of a ``MonotonicClock`` time. A pause of the process in here makes it
+        earlier, never later."""
         host_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return clock_ms + (host_ns - time.monotonic_ns()) // 1_000_000
 
     def clock_ms(self, kept_ms: int) -> int:
-        """The ``MonotonicClock`` time of what was ``kept_ms``; likewise never later."""
+        """The ``MonotonicClock`` time of a host time; a pause likewise never makes it later."""
         clock_ns = time.monotonic_ns()
         return kept_ms - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - clock_ns) // 1_000_000
 
 
 def _boot() -> bytes:
-    """The start of the machine, and then the clocks that count since."""
+    """Identifies the boot of the machine, and then the clocks that count from it."""
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -132,5 +134,5 @@ def _boot() -> bytes:
 
 
 def wall_ns(monotonic_us: int) -> int:
-    """Nanoseconds since 1970 of a ``MonotonicClock`` time of this host, for spans."""
+    """A ``MonotonicClock`` time of this host in nanoseconds since 1970, for spans."""
     return monotonic_us * 1_000 + _WALL_OFFSET_NS

@@ -1,9 +1,9 @@
 """Compiled cores: the same sources as extension modules, where they were built.
 
 ``services/compile_cores.py`` compiles the pure modules of a service with mypyc, into the folder
-``compiled`` of its package. ``prefer_compiled`` has Python import those in place of the sources,
-all or none of them, and only while the sources are the ones that were compiled: who edits a core
-runs what was edited. Environment: ``PAGEMESH_COMPILED=0`` runs the sources.
+``compiled`` of its package. ``prefer_compiled`` makes Python import those in place of the sources,
+all or none of them, and only while the sources are the ones that were compiled, so that an edited
+core runs as edited. Environment: ``PAGEMESH_COMPILED=0`` runs the sources.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from types import ModuleType
 VARIABLE = "PAGEMESH_COMPILED"
 FOLDER = "compiled"
 STAMP = "sources"
-"""The file in it that says what it was made from, how, and which files there are."""
+"""The file in ``FOLDER`` that says what the modules were made from, how, and which they are."""
 SUFFIX = EXTENSION_SUFFIXES[0]
-"""Of this Python's modules alone."""
+"""File suffix of extension modules for this Python alone."""
 
 
 class CompiledFinder(MetaPathFinder):
@@ -41,9 +41,9 @@ class CompiledFinder(MetaPathFinder):
 
 
 def prefer_compiled(package: Path, used: Iterable[Path]) -> bool:
-    """Import what was compiled of ``package``, if it was made for this Python and from the sources
-    as they are, those in the folders ``used`` among them. Called before the first module of it is
-    imported. Returns whether it was so."""
+    """Import the compiled modules of ``package``, if they were made for this Python and from the
+    current sources, including those in the folders ``used``. Call it before any module of
+    ``package`` is imported. Returns whether the compiled modules are used."""
     folder = package / FOLDER
     if os.environ.get(VARIABLE) == "0":
         return False
@@ -59,7 +59,7 @@ def prefer_compiled(package: Path, used: Iterable[Path]) -> bool:
 
 
 def stamp_of(folders: Iterable[Path]) -> str:
-    """Of every source below ``folders``, and of the Python that asks."""
+    """A digest of every source below ``folders``, and of which Python this is."""
     digest = hashlib.sha256(SUFFIX.encode())
     for folder in folders:
         for file in sorted(folder.rglob("*.py")):

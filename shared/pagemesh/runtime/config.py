@@ -106,7 +106,7 @@ def setting(
 
 
 def computed(make: Callable[[], T], variable: str, help: str) -> T:
-    """Like ``setting``, with a default that is worked out when the configuration is loaded."""
+    """Like ``setting``, with a default that is computed when the configuration is loaded."""
     meta = {_KEY: (ENV_PREFIX + variable, help, -math.inf, math.inf, False, False)}
     return dataclasses.field(default_factory=make, metadata=meta)
 
@@ -152,7 +152,7 @@ def load(kind: type[C], environ: Mapping[str, str], flags: Mapping[str, str] | N
 
 def to_environ(config: object) -> dict[str, str]:
     """The variables that make ``load`` give back ``config``; for starting child processes.
-    Secrets are in it: hand it to a process, never to a log."""
+    They contain secrets: pass them to a process, never to a log."""
     out = {}
     for option in options(type(config)):
         value = getattr(config, option.field)
@@ -232,7 +232,7 @@ def _parse_size(option: Option, text: str, origin: str) -> int:
 
 
 def _bound(value: float) -> str:
-    """A limit as it can be typed: ``:g`` would round one of many digits."""
+    """A limit as it can be typed: ``:g`` would round one with many digits."""
     return f"{value:.0f}" if float(value).is_integer() else f"{value:g}"
 
 

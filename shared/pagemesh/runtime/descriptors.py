@@ -1,12 +1,12 @@
-"""One message and, beside it, one open file, between two processes of a host.
+"""Exchange of one message and one open file between two processes of a host.
 
 A Unix socket in a private folder, one packet each way and then the end of the connection:
 
     server   listen(path)   accept   receive -> Packet   send
     client   exchange(path, ...)                      -> Packet
 
-The kernel copies the descriptor (``SCM_RIGHTS``), so both sides hold the same open file. Who
-may connect is the folder's and the file's permissions: their owner.
+The kernel copies the descriptor (``SCM_RIGHTS``), so both sides hold the same open file. The
+permissions of folder and socket let only their owner connect.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _BACKLOG = 16
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """What came. ``descriptor`` is the receiver's to close."""
+    """A message, and the descriptor beside it, which its receiver has to close."""
 
     data: bytes
     descriptor: int | None = None
 
     def close(self) -> None:
-        """Let go of what nobody took."""
+        """Close the descriptor if there is one; for packets that nobody took."""
         if self.descriptor is not None:
             os.close(self.descriptor)
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that others reach at ``path``, which must not be there. Raises ``OSError``."""
+    """A listening socket at ``path``, which must not exist yet. Raises ``OSError``."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with _short(path) as address:
@@ -51,9 +51,9 @@ def listen(path: Path) -> socket.socket:
 
 
 def exchange(path: Path, packet: Packet, timeout_s: float) -> tuple[Packet, int]:
-    """Send ``packet``, whose descriptor stays the caller's, to whoever listens at ``path``; gives
-    the answer and the listener's process id (0: not to be seen from here). Raises ``OSError``,
-    ``TimeoutError`` among them."""
+    """Send ``packet``, whose descriptor stays the caller's, to the process that listens at
+    ``path``. Returns the answer and the listener's process id (0: not visible from here). Raises
+    ``OSError``, which includes ``TimeoutError``."""
     with connected(path, timeout_s) as connection:
         send(connection, packet)
         return receive(connection), peer_pid(connection)
@@ -61,8 +61,8 @@ def exchange(path: Path, packet: Packet, timeout_s: float) -> tuple[Packet, int]
 
 @contextlib.contextmanager
 def connected(path: Path, timeout_s: float) -> Iterator[socket.socket]:
-    """A connection to whoever listens at ``path``, for one packet each way, neither of which may
-    take longer. Raises ``OSError``."""
+    """A connection to the process that listens at ``path``, for one packet each way, each within
+    ``timeout_s``. Raises ``OSError``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s)
         with _short(path) as address:
@@ -77,7 +77,7 @@ def send(connection: socket.socket, packet: Packet) -> None:
 
 
 def receive(connection: socket.socket) -> Packet:
-    """Raises ``OSError``, also when the other side left without a word."""
+    """Raises ``OSError``, also when the other side closed without sending."""
     data, descriptors, flags, _ = socket.recv_fds(connection, PACKET_BYTES_MAX, 1)
     packet = Packet(data, descriptors[0] if descriptors else None)
     if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
@@ -89,7 +89,7 @@ def receive(connection: socket.socket) -> Packet:
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """The process at the other end: for a client, the one that began to listen."""
+    """The process at the other end: for a client, the one that called ``listen``."""
     size = struct.calcsize("3i")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid: int = struct.unpack("3i", found)[0]
@@ -98,7 +98,7 @@ def peer_pid(connection: socket.socket) -> int:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """``path`` in a few characters: the address of a socket has room for a hundred."""
+    """An alias of ``path`` of few characters: a socket address has room for about a hundred."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -1,13 +1,13 @@
-"""Who is there: a pure core over announcements.
+"""Which services are there: a pure core over announcements.
 
     (unknown) --heard--> present --silent too long, left, or a new incarnation--> lost
                             ^                                                       |
                             +----heard again, the same incarnation after silence----+
 
-An incarnation that said good-bye is never believed again, so a late message from it brings
-nobody back; nor is one that was replaced, for as long as its successor is heard. A successor
-that falls silent may never have been there: one damaged announcement must not keep a service
-that lives unheard until it is started again.
+An incarnation that said good-bye is never believed again, so that a late message cannot bring it
+back; nor is one that was replaced, for as long as its successor is heard. A successor that falls
+silent may never have existed: a single damaged announcement must not make the others ignore a
+live service until it is restarted.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A known incarnation said something new (state, load, model, events), or anything after
-    somebody doubted that it is there, or that it has nothing to do."""
+    """A known incarnation announced something new (state, load, model, events), or announced
+    anything at all after ``doubt``."""
 
     announce: Announce
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An incarnation is there no more; ``announce`` is the last that was heard of it."""
+    """An incarnation is gone; ``announce`` is the last one that was heard from it."""
 
     announce: Announce
     reason: Literal["silent", "left", "replaced"]
@@ -55,12 +55,12 @@ class _Member:
     announce: Announce
     heard_ms: int
     replaced: tuple[int, ...] = ()
-    """The incarnations before it that nobody believes because of it."""
+    """Earlier incarnations that are not believed because of this one."""
     doubted: bool = False
 
 
 class Directory:
-    """``lost_after_ms`` of silence make a service lost."""
+    """A service is lost after ``lost_after_ms`` of silence."""
 
     def __init__(self, *, lost_after_ms: int = PRESENCE_LOST_MS) -> None:
         self._lost_after_ms = lost_after_ms
@@ -68,7 +68,7 @@ class Directory:
         self._gone: deque[int] = deque(maxlen=_GONE_COUNT_MAX)
 
     def hear(self, announce: Announce, now_ms: int) -> list[Change]:
-        """Take an announcement in; says what it changed, in order."""
+        """Take an announcement in; returns what it changed, in order."""
         if announce.incarnation in self._gone:
             return []
         key = (announce.role, announce.name)
@@ -99,15 +99,15 @@ class Directory:
         return changes
 
     def doubt(self, name: str, incarnation: int) -> None:
-        """Somebody found it absent, or gave it something to do: what it says next is a change,
-        though it be the same."""
+        """The caller found this incarnation absent, or gave it something to do: its next
+        announcement counts as a change, even if it is the same as the last."""
         for role in _ROLES:
             member = self._members.get((role, name))
             if member is not None and member.announce.incarnation == incarnation:
                 member.doubted = True
 
     def expire(self, now_ms: int) -> list[Change]:
-        """Drop who was silent for too long; call it at ``silent_ms``."""
+        """Drop services that were silent for too long; call it at ``silent_ms``."""
         silent = [
             key
             for key, member in self._members.items()
@@ -117,8 +117,8 @@ class Directory:
 
     @property
     def silent_ms(self) -> int | None:
-        """When ``expire`` will have somebody to tell of, unless they are heard; None: there is
-        nobody."""
+        """When ``expire`` will next report a lost service, unless it is heard before; None: no
+        service is known."""
         heard = min((member.heard_ms for member in self._members.values()), default=None)
         return None if heard is None else heard + self._lost_after_ms + 1
 
@@ -130,7 +130,7 @@ class Directory:
         return Lost(member.announce, "silent")
 
     def forgive(self, now_ms: int) -> None:
-        """Count everybody as heard now: we were deaf ourselves (the bus was away)."""
+        """Count every service as heard now: this one could hear nothing (the bus was down)."""
         for member in self._members.values():
             member.heard_ms = now_ms
 
@@ -139,7 +139,7 @@ class Directory:
         return member.announce if member is not None else None
 
     def of_role(self, role: Role) -> list[Announce]:
-        """Everybody of a role, by name."""
+        """All services of a role, ordered by name."""
         return [
             member.announce for (found, _), member in sorted(self._members.items()) if found == role
         ]

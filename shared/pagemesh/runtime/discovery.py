@@ -140,7 +140,7 @@ async def discoverable(
         group.create_task(actor.run(), name=actor.name)
 
         def admit(delivery: Delivery) -> None:
-            """Whoever asks may be anybody: nobody speaks to a service through us."""
+            """Anybody may ask, so an answer must not go to a subject of a service."""
             if may_be_answered(delivery.reply, operators=True):
                 actor.admit(delivery)
 

@@ -1,4 +1,4 @@
-"""Ids that are random, and names. Everything random about identity is made here."""
+"""Random ids of processes, requests and tickets, and names of hosts and services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagemesh.wire.messages import SHORT_TEXT_MAX
 NAME_CHARACTERS_MAX = 64
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_UTF_8 = re.compile("[\ud800-\udfff]")
-"""What Python makes of such bytes in variables, flags and the names of files."""
+"""Surrogates: what Python makes of bytes that are not UTF-8 in variables, flags and file names."""
 
 
 def new_incarnation() -> int:
@@ -31,15 +31,15 @@ new_ticket_id = new_request_id
 
 
 def to_name(text: str, *, fallback: str) -> str:
-    """``text`` as one NATS subject token (``wire.messages.Name``): what does not belong there
-    becomes a dash; ``fallback`` when nothing is left."""
+    """``text`` as one NATS subject token (``wire.messages.Name``): other characters become dashes;
+    ``fallback`` when nothing is left."""
     name = _NOT_A_NAME.sub("-", text).strip("-")[:NAME_CHARACTERS_MAX]
     return name or fallback
 
 
 def check_name(variable: str, text: str) -> None:
-    """Raises ``ConfigError`` where the setting of ``variable`` (without its prefix) can stand
-    neither in a subject nor in a file's name."""
+    """Raises ``ConfigError`` if ``text``, the setting of ``variable`` (without its prefix), cannot
+    be part of subjects and file names."""
     if _is_address(text):
         raise ConfigError(
             f"{_named(variable, text)} is an address, where a name is wanted; one to serve at is "
@@ -61,8 +61,8 @@ def _is_address(text: str) -> bool:
 
 
 def check_carried(variable: str, text: str, *, characters_max: int = SHORT_TEXT_MAX) -> None:
-    """Raises ``ConfigError`` where no message carries the setting of ``variable``: it is too long,
-    or of bytes that are no UTF-8."""
+    """Raises ``ConfigError`` if messages cannot carry ``text``, the setting of ``variable``: it is
+    too long or not UTF-8."""
     if len(text) > characters_max or _NOT_UTF_8.search(text):
         raise ConfigError(
             f"{_named(variable, text)} cannot be told to other services, which take up to "
@@ -81,5 +81,5 @@ def host_name() -> str:
 
 
 def new_service_name(role: str) -> str:
-    """A name for a service that was given none: its role and a random tail."""
+    """A name for a service that was given none: its role and a random suffix."""
     return f"{role}-{secrets.token_hex(4)}"

@@ -36,7 +36,7 @@ def set_up_logs(
     config: TelemetryConfig, *, service: str, name: str = "", stream: TextIO | None = None
 ) -> None:
     """Configure logging of this process, to stderr unless there is a ``stream``; call it once,
-    before anything logs. A stream that cannot be written to stops nobody."""
+    before anything logs. A stream that cannot be written to stops nothing."""
     out = cast(TextIO, Unheard(stream))
     console = config.log_format == "console" or (config.log_format == "auto" and out.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
@@ -45,7 +45,7 @@ def set_up_logs(
         renderer = structlog.dev.ConsoleRenderer(colors=colors)
     facts = {"service": service} | ({"name": name} if name else {})
     _configure(config, facts, renderer, out)
-    # Libraries log through the standard module; only what they consider wrong is wanted.
+    # Libraries log through the standard module; only their errors are wanted.
     logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
     for name in ("nats", "opentelemetry", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -109,8 +109,8 @@ def error_facts(error: BaseException, *, with_text: bool = False) -> dict[str, s
 
 
 def _place(path: Path) -> str:
-    """Within our packages the path there, else the name alone: folders of a machine, and what
-    somebody called a checkout, say nothing about the error."""
+    """The path within our packages, otherwise the file's name alone: the folders of a machine or
+    the name of a checkout say nothing about the error."""
     for root in pagemesh.__path__:
         if path.is_relative_to(root):
             return path.relative_to(root).as_posix()

@@ -1,8 +1,8 @@
-"""Work on a thread that may never come back, such as one that asks a disk.
+"""A thread for work that may never return, such as reading from a disk.
 
-Python waits at its end for the threads of a ``ThreadPoolExecutor``, whatever they were told, so
-that one that hangs keeps its process for good. For this one it does not wait: who needs its work to
-be done waits for that.
+At exit Python waits for the threads of a ``ThreadPoolExecutor``, however it was shut down, so one
+that hangs keeps its process alive for good. Python does not wait for this thread: code that needs
+its work to be done has to wait for that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Work = tuple[Future[Any], Callable[[], object]]
 
 
 class LoneThread(Executor):
-    """One thread, which does what it is told in order."""
+    """An executor with one thread, which makes the calls in order."""
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
@@ -41,7 +41,8 @@ class LoneThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing new, and end when all is done, or ``cancel_futures`` that did not begin."""
+        """Take nothing new, and end when all is done; ``cancel_futures``: cancel what has not
+        begun."""
         with self._lock:
             self._is_shut = True
             waiting = _emptied(self._queue) if cancel_futures else []
@@ -66,7 +67,7 @@ def _emptied(queue: SimpleQueue[_Work | None]) -> list[_Work]:
 def _serve(queue: SimpleQueue[_Work | None]) -> None:
     while (work := queue.get()) is not None:
         future, call = work
-        del work  # what it holds is not kept until the next comes
+        del work  # its objects are not kept alive until the next call comes
         if not future.set_running_or_notify_cancel():
             continue
         try:

@@ -28,7 +28,7 @@ SECONDS_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 REGISTRY = CollectorRegistry()
-# A series more for each, of which no dashboard knows.
+# They would be one more series for each metric, which no dashboard uses.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 

@@ -30,20 +30,20 @@ class ModelFolder:
 
 def find_model(model: str, *, inspect: Callable[[Path], object] | None = None) -> ModelFolder:
     """The folder of ``model``; empty text means the bundled demo model. A hub id is
-    downloaded once. ``inspect`` may refuse the folder, that of a hub id before the weights
-    follow, which are gigabytes. Raises ``ConfigError`` when there is nothing of that name."""
+    downloaded once. ``inspect`` may refuse the folder; for a hub id it is called before the
+    weights, gigabytes, are downloaded. Raises ``ConfigError`` when nothing has that name."""
     found = find_description(model)
     if inspect is not None:
         inspect(found.path)
     if _on_this_machine(model) is not None:
         return found
-    # By name: a repository may have them once more, in another form or in one file.
+    # By name: a repository may hold the weights twice, in another format or as a single file.
     weights = (str(path.relative_to(found.path)) for path in weight_files(found.path))
     return ModelFolder(_download(model, (*_HUB_DESCRIPTION, *weights)), model)
 
 
 def find_description(model: str) -> ModelFolder:
-    """As ``find_model``, but of a hub id without its weights, unless they were fetched before.
+    """Like ``find_model``, but the weights of a hub id are there only if they were fetched before.
     Raises ``ConfigError``."""
     return _on_this_machine(model) or ModelFolder(_download(model, _HUB_DESCRIPTION), model)
 
@@ -71,7 +71,7 @@ def _on_this_machine(model: str) -> ModelFolder | None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A model's configuration as it is written. Raises ``ConfigError``."""
+    """A model's configuration, as it stands in the file. Raises ``ConfigError``."""
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
             raise ConfigError(f"model {path}: is no configuration, it is far too large")
@@ -94,8 +94,8 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that the model's weights are in, whether they are there or not: a single one goes
-    before an index, which an earlier version in the same folder may have left. Raises
+    """The files of the model's weights, whether they exist or not. A single file takes precedence
+    over an index, which an earlier version in the same folder may have left. Raises
     ``ConfigError`` for an index that is broken or cannot be read."""
     index, single = folder / INDEX_NAME, folder / SINGLE_NAME
     try:
@@ -110,8 +110,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether ``model`` has the form owner/name and no such folder is here. Raises
-    ``ConfigError`` for what cannot be looked at."""
+    """Whether ``model`` has the form owner/name and no such path exists. Raises ``ConfigError``
+    when that cannot be determined."""
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         return False
     with naming(f"model {model}"):

@@ -1,4 +1,4 @@
-"""In what types a worker keeps and computes: as it is told, or as its model is stored."""
+"""The types in which a worker stores and computes: as configured, or as its model is stored."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _NAMES: dict[str, StoredType] = {"F32": "float32", "BF16": "bfloat16", "F16": "f
 
 
 def compute_type(config: WorkerConfig, stored: StoredType) -> StoredType:
-    """Of weights and activations on a GPU, for a checkpoint that keeps them as ``stored``."""
+    """The type of weights and activations on a GPU, for a checkpoint with ``stored`` weights."""
     if config.dtype == "auto":
         return stored
     return "float32" if config.dtype == "int8" else config.dtype
 
 
 def page_type(config: WorkerConfig, stored: StoredType) -> KvDtype:
-    """Of K and V, for a checkpoint that keeps its weights as ``stored``. A GPU's kernels multiply
-    in the type of the pages, and are fast where that is half precision."""
+    """The type of K and V in pages, for a checkpoint with ``stored`` weights. A GPU's kernels
+    multiply in the type of the pages, and are fast if that is half precision."""
     if config.kv_dtype != "auto":
         return config.kv_dtype
     return "float32" if config.device == "cpu" else compute_type(config, stored)
 
 
 def with_types(config: WorkerConfig) -> WorkerConfig:
-    """``config``, whose model is a folder, with the types that ``auto`` stands for: what is already
-    said stays, so that all workers of a mesh can be told. Raises ``ConfigError`` for a broken
+    """``config``, whose model is a folder, with its ``auto`` types resolved and the others as they
+    are, so that all workers of a mesh can be given the same. Raises ``ConfigError`` for a broken
     index."""
     stored = type_for(config)
     dtype = "float32" if config.device == "cpu" else stored
@@ -52,9 +52,9 @@ def type_for(config: WorkerConfig) -> StoredType:
 
 
 def stored_type(folder: Path) -> StoredType:
-    """The type of most numbers in the safetensors of ``folder``; float32 where that is another, or
-    the files cannot be read, which whoever loads them says. Raises ``ConfigError`` for a broken
-    index."""
+    """The type of most numbers in the safetensors of ``folder``; float32 if that is any other type,
+    or if the files cannot be read, which loading them will report. Raises ``ConfigError`` for a
+    broken index."""
     from safetensors import SafetensorError, safe_open  # most commands never need it
 
     counts: collections.Counter[str] = collections.Counter()

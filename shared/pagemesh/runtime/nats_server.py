@@ -80,7 +80,8 @@ class NatsServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start and wait until it answers. Raises ``ConfigError`` with the log's last line."""
+        """Start the server and wait until it answers. Raises ``ConfigError`` with the last line of
+        its log."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config_path = self._folder / "nats-server.conf"
         config_path.touch(mode=0o600)
@@ -122,8 +123,8 @@ class NatsServer:
     def freeze(self) -> None:
         """SIGSTOP: alive, connected and silent once this returns.
 
-        ``kill`` comes back while threads still run, and one may answer a last request; the
-        parent is told when all of them stand.
+        ``os.kill`` returns while threads still run, and one may answer a last request;
+        ``os.waitid`` returns when all of them have stopped.
         """
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -1,4 +1,4 @@
-"""Web origins as browsers write them: what tells one page's site from another's. Pure."""
+"""Web origins as browsers write them, which tell one page's site from another's. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ORIGIN = re.compile(
 
 
 def parse_origins(texts: Sequence[str]) -> tuple[str, ...]:
-    """``texts`` as browsers send them in ``Origin``, where they are compared letter by letter:
-    in small letters, without the port that the scheme has anyway. ``*`` stands alone. Raises
-    ``ConfigError`` that shows what is no origin."""
+    """``texts`` as browsers send them in ``Origin``, for comparison letter by letter: in lower
+    case, without the default port of the scheme. ``*`` must be alone. Raises ``ConfigError`` that
+    shows what is not an origin."""
     if len(texts) > ORIGINS_MAX:
         raise ConfigError(f"PAGEMESH_CORS_ORIGINS lists more than {ORIGINS_MAX} origins")
     if ANY_ORIGIN in texts and len(texts) > 1:

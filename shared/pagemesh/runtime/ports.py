@@ -1,4 +1,4 @@
-"""Ports of this machine on which nobody listens, and how addresses are written."""
+"""Free ports of this machine, and how addresses are written."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _PORT_MIN, _PORT_MAX = 1_024, 65_535
 _TRIES_MAX = 64
 _OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 _USER = re.compile(r"(?s)(^|,)(\s*(?:\w+://)?)(?:(?!,\s*\w+://).)*@")
-"""What is before the last @ of a URL, where passwords may have any character: not only that of
-what parses, since errors show what does not. The next URL begins with a comma and a scheme."""
+"""User and password: what is before the last @ of a URL, since a password may contain any
+character. URLs that do not parse match too, since errors show them. The next URL begins with a
+comma and a scheme."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that can be listened on, now and when whoever does is started again: if possible none
-    that the system gives to outgoing connections, of which one may have it by then. Raises
-    ``OSError``."""
+    """A port that can be listened on, now and when the listener is restarted: if possible none of
+    those for outgoing connections, which may have taken it by then. Raises ``OSError``."""
     choices = _choices(*_outgoing())
     for _ in range(_TRIES_MAX if choices else 0):
         try:
             return usable_port(host, random.choice(choices))
         except OSError as error:
             if error.errno not in _OF_THE_PORT:
-                raise  # with another port it would be the same
+                raise  # another port would not help
     return usable_port(host, 0)
 
 
@@ -51,18 +51,18 @@ def address_of(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, .
     """Where to listen for TCP at ``host``. Raises ``OSError``."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except UnicodeError:  # what Python raises of a name that no host can have, such as a..b
+    except UnicodeError:  # raised for a name that no host can have, such as a..b
         raise socket.gaierror(socket.EAI_NONAME, "name or service not known") from None
     return family, address
 
 
 def shown_address(host: str, port: int) -> str:
-    """``host`` and ``port`` as URLs have them."""
+    """``host`` and ``port`` as they stand in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def shown_urls(urls: str) -> str:
-    """URLs, with commas, without users and passwords: for messages and logs."""
+    """Comma-separated URLs without users and passwords, for messages and logs."""
     return _USER.sub(r"\1\2", urls)
 
 
@@ -76,7 +76,7 @@ def _outgoing() -> tuple[int, int]:
 
 
 def _choices(low: int, high: int) -> range:
-    """Ports outside of ``low`` to ``high``: those just below or, when these are few, above."""
+    """Ports outside of ``low`` to ``high``: those just below or those above, whichever are more."""
     below = range(max(_PORT_MIN, low - _CHOICE_COUNT), low)
     above = range(high + 1, _PORT_MAX + 1)
     return max(below, above, key=len)

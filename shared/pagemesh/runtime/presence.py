@@ -22,17 +22,17 @@ from pagemesh.wire.presence import (
 )
 
 _ANNOUNCED_MAX = 256
-"""Announcements that are known by their bytes."""
+"""Decoded announcements that are cached by their bytes."""
 _WAKE_MS_MIN = 25
-"""However many ask, at most one announcement in this time."""
+"""At most one announcement in this time, however many services ask."""
 
 
 class Presence:
-    """Announces what ``describe`` says, at start, when asked, once a period and at the end;
-    tells ``on_change`` (which only admits) who came, changed and was lost. A service without
-    one only announces itself: it does not listen to the others.
+    """Announces what ``describe`` returns at start, when asked, once a period and at the end;
+    tells ``on_change`` (which only admits) which services joined, changed and were lost. A
+    service without ``on_change`` only announces itself and does not listen to the others.
 
-    While the bus is away nobody is counted as silent: it is this service that hears nothing.
+    While the bus is down no service counts as silent: it is this one that hears nothing.
     """
 
     def __init__(
@@ -56,11 +56,12 @@ class Presence:
         bus.on_state(self._on_bus_state)
 
     def announce_soon(self) -> None:
-        """Something changed that others should know before the period is over."""
+        """Announce before the period is over: something changed that others should know."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Until cancelled; then says good-bye. A named child of the service's task group."""
+        """Run until cancelled, then say good-bye. Make it a named child of the service's task
+        group."""
         expiry = Ticks(self._silent_in_ms, self._expire)
         heard = [await self._bus.subscribe(subjects.ASK_PRESENCE, self._asked)]
         if self._on_change is not None:
@@ -94,7 +95,7 @@ class Presence:
         try:
             send(self._bus, subject, message)
         except Fault:
-            return  # the bus is away; on its return everybody announces again
+            return  # the bus is down; when it is back, every service announces itself again
 
     def _admit(self, delivery: Delivery) -> None:
         message = _announced(delivery.data)
@@ -108,8 +109,8 @@ class Presence:
         self._wanted.set()
 
     def _silent_in_ms(self) -> int:
-        """Until somebody may have to be counted as lost. Who is heard for the first time later
-        than this was asked is not silent sooner than that."""
+        """Milliseconds until a service may have to be counted as lost. One that is first heard
+        after this call cannot be lost sooner."""
         silent_ms = self.directory.silent_ms
         return self._lost_after_ms if silent_ms is None else silent_ms - self._clock.now_ms()
 
@@ -132,7 +133,7 @@ class Presence:
 
 @lru_cache(maxsize=_ANNOUNCED_MAX)
 def _announced(data: bytes) -> Message:
-    """Raises ``Malformed``. Who has nothing to do says the same twice a second."""
+    """Raises ``Malformed``. Cached, since an idle service announces the same twice a second."""
     return codec.decode(data)
 
 

@@ -1,5 +1,5 @@
-"""Signs of life for whoever started this process: a byte now and then, written by the event
-loop. A loop that stands still, frozen or blocked, falls silent."""
+"""Signs of life for the process that started this one: a byte now and then, written by the event
+loop. A loop that is frozen or blocked falls silent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PULSE_PERIOD_MS = 500
 
 
 async def beat(descriptor: int) -> None:
-    """Write to the pipe ``descriptor`` until cancelled. Whether anybody reads is not our
-    business: a full or broken pipe does no harm."""
+    """Write to the pipe ``descriptor`` until cancelled, whether or not anybody reads: a full or
+    broken pipe does no harm."""
     os.set_inheritable(descriptor, False)
     os.set_blocking(descriptor, False)
 

@@ -1,4 +1,4 @@
-"""Typed messages over the bus: encode, pass the trace on, decode, raise what was refused."""
+"""Typed messages over the bus: encode, pass the trace on, decode, raise refusals as faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def call(
 def ask(
     bus: Bus, subject: str, message: Message, *, timeout_ms: int, then: Outgoing | None = None
 ) -> Asked:
-    """Ask at once; what is given is for ``answer_of``. ``then`` and what it raises: see
+    """Ask at once; pass the result to ``answer_of``. For ``then`` and the errors raised see
     ``Bus.ask``."""
     return bus.ask(
         subject, codec.encode(message), timeout_ms=timeout_ms, headers=trace.inject(), then=then

@@ -1,5 +1,5 @@
-"""Names of span attributes and metrics. OpenTelemetry moves its own constants about; these
-strings are what dashboards read, so they stand here once.
+"""Names of span attributes and metrics. OpenTelemetry moves its own constants around, but
+dashboards depend on these strings, so they are defined here, once.
 
 ``GEN_AI_*`` and ``MESSAGING_*`` are OpenTelemetry's names, ``PAGEMESH_*`` are ours.
 """
@@ -64,10 +64,10 @@ PAGEMESH_TOKENS_DELIVERED: Final = "pagemesh.tokens.delivered"
 PAGEMESH_TOKENS_LOST: Final = "pagemesh.tokens.lost"
 """A prefix: ``pagemesh.tokens.lost.<reason>``."""
 PAGEMESH_IN_FLIGHT_TOKENS: Final = "pagemesh.in_flight.tokens"
-"""Of the delivered ones, those that somebody else was computing just then."""
+"""Of the delivered tokens, those that another sequence was computing at that time."""
 PAGEMESH_IN_FLIGHT_WAITED_MS: Final = "pagemesh.in_flight.waited_ms"
 PAGEMESH_DISK_TOKENS: Final = "pagemesh.disk.tokens"
-"""Of the delivered ones, those that were read from disk."""
+"""Of the delivered tokens, those that were read from disk."""
 PAGEMESH_TOKENS_COMPUTED: Final = "pagemesh.tokens.computed"
 PAGEMESH_TOKENS_DRAFTED: Final = "pagemesh.tokens.drafted"
 PAGEMESH_TOKENS_ACCEPTED: Final = "pagemesh.tokens.accepted"

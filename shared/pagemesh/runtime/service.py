@@ -3,8 +3,8 @@
     0    drained and done           1    crashed, or did not finish draining
     2    a setting is wrong: one line on stderr says which
 
-The first SIGTERM or SIGINT asks the service to drain; the second, or the drain limit, cuts it
-off, and the log says which of them it was.
+The first SIGTERM or SIGINT asks the service to drain. The second, or the drain limit, cuts it
+off, and the log says which of the two it was.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _log = get_logger(__name__)
 
 
 class Stop:
-    """Set when the service shall drain."""
+    """Set when the service is to drain."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.ends_hard = False
 
     def end_hard(self) -> None:
-        """A thread goes on that nothing but the end of the process ends: once ``main`` is over
-        and the log says why, nothing is waited for."""
+        """Exit without waiting for anything once ``main`` is over and the log says why: a thread is
+        running that only the end of the process can end."""
         self.ends_hard = True
 
     def request(self) -> None:
@@ -66,10 +66,10 @@ def run_service(
     """Run ``main`` on uvloop until it returns; gives the exit code.
 
     ``service`` is the role, ``name`` this instance of it, ``drain_ms`` its time from the request
-    to stop until it is cut off; logs, traces and the service's own
-    metrics (if a port is configured) are set up here and here only. ``main`` starts its
-    actors in a ``TaskGroup``, waits for ``stop``, drains and returns. ``pulse_fd`` is a pipe
-    on which whoever started us listens for signs of life.
+    to stop until it is cut off. Logs, traces and the service's own metrics (if a port is
+    configured) are set up here and only here. ``main`` starts its actors in a ``TaskGroup``,
+    waits for ``stop``, drains and returns. ``pulse_fd`` is a pipe on which the parent process
+    listens for signs of life.
     """
     set_up_logs(telemetry, service=service, name=name)
     allow_open_files()

@@ -1,5 +1,5 @@
-"""What ``pagemesh serve ROLE`` hands to ``pagemesh.ROLE.service.run(config, stop)``: every
-concern's configuration, parsed once. A service reads the parts that are its business.
+"""What ``pagemesh serve ROLE`` passes to ``pagemesh.ROLE.service.run(config, stop)``: the
+configuration of every concern, parsed once. A service reads the parts that it needs.
 
 By the time a service sees it, ``worker.model`` is an existing local folder (never empty and
 never a hub id) and ``host.name`` is set.
@@ -24,7 +24,7 @@ from pagemesh.wire.errors import ConfigError
 
 _PAGER = PagerConfig()
 BEAT_LATE_MS_MAX = 200
-"""For so long a worker waits with a sign of life, while leases change hands."""
+"""How long a worker may delay a heartbeat while leases change hands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,7 @@ def load_service_config(
 
 
 def _check_beats(pager: PagerConfig) -> None:
-    """Raises ``ConfigError`` where the leases of workers that live would end, since a sign of life
-    may be late."""
+    """Raises ``ConfigError`` if leases of live workers could end because of a late heartbeat."""
     least_ms = 2 * pager.heartbeat_ms + BEAT_LATE_MS_MAX
     if pager.session_ttl_ms < least_ms:
         raise ConfigError(
@@ -68,7 +67,7 @@ def _check_beats(pager: PagerConfig) -> None:
 
 
 def check_tier_is_named(pager: PagerConfig) -> None:
-    """Raises ``ConfigError`` for the size of a tier that is nowhere: pages would not be kept."""
+    """Raises ``ConfigError`` for the size of a tier without a place: it would keep no pages."""
     for name, flag, given, default in (
         ("DISK_BYTES", "--disk-bytes", pager.disk_bytes, _PAGER.disk_bytes),
         ("DISK_STAGING_BYTES", "--disk-staging-bytes", pager.disk_staging_bytes, 0),
@@ -81,7 +80,7 @@ def check_tier_is_named(pager: PagerConfig) -> None:
 
 
 def service_environ(config: ServiceConfig) -> dict[str, str]:
-    """The variables that make ``load_service_config`` give back ``config``. Secrets are in it."""
+    """The variables that make ``load_service_config`` give back ``config``, secrets included."""
     out: dict[str, str] = {}
     for part in dataclasses.fields(config):
         out |= to_environ(getattr(config, part.name))

@@ -1,4 +1,4 @@
-"""Every setting there is: one dataclass a concern. Defaults work without configuration."""
+"""Every setting: one dataclass per concern. The defaults work without configuration."""
 
 # ruff: noqa: RUF009  (a Secret is immutable, which ruff cannot know)
 
@@ -93,7 +93,7 @@ class BusConfig:
 
     @property
     def unnoticed_ms(self) -> int:
-        """For how long a connection may be gone before that is noticed, at most."""
+        """The longest time for which a lost connection may go unnoticed."""
         return self.heartbeat_ms + self.heartbeat_timeout_ms
 
     @property
@@ -109,7 +109,7 @@ class BusConfig:
 
     @property
     def demands_tls(self) -> bool:
-        """Whether nothing may be said to a server that does not encrypt."""
+        """Whether to send nothing to a server that does not encrypt."""
         return bool(self.ca_file or self.cert_file or "tls://" in self.url.lower())
 
     @property
@@ -142,9 +142,9 @@ class HostConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigError`` for what others cannot be told, or not as a name."""
+        """Raises ``ConfigError`` for an invalid name, or a path that messages cannot carry."""
         check_name("HOST", self.host)
-        check_carried("POOL_DIR", str(self.pool_dir), characters_max=900)  # and a file's name
+        check_carried("POOL_DIR", str(self.pool_dir), characters_max=900)  # plus a file name
 
     def required_secret(self) -> bytes:
         """The secret. Raises ``ConfigError`` when none was given."""
@@ -277,16 +277,16 @@ class WorkerConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigError`` for a name that others cannot be told."""
+        """Raises ``ConfigError`` for a name that messages cannot carry."""
         check_carried("MODEL_NAME", self.model_name)
 
     @property
     def weight_type(self) -> AskedType:
-        """Of matrices on a CPU, where no other is supported."""
+        """The type of matrices on a CPU, where no other is supported."""
         return self.dtype if self.dtype in ("int8", "bfloat16") else "float32"
 
     def check_supported(self) -> None:
-        """Raises ``ConfigError`` for what no worker can do yet."""
+        """Raises ``ConfigError`` for what no worker supports yet."""
         is_cpu = self.device == "cpu"
         types = ASKED_TYPES if is_cpu else _DEVICE_TYPES
         if self.dtype not in ("auto", *types):
@@ -376,7 +376,7 @@ class TelemetryConfig:
 
     @property
     def traces_url(self) -> str:
-        """Where traces go, empty for nowhere. Raises ``ConfigError`` for what is no URL."""
+        """Where traces go; empty: nowhere. Raises ``ConfigError`` for an invalid URL."""
         if not self.otlp:
             return ""
         if not _is_url(self.otlp, ("http", "https")):
@@ -388,8 +388,8 @@ class TelemetryConfig:
 
     @property
     def sampled_ratio(self) -> float:
-        """Share of new traces that every hop is to record: none where a gateway sends its own
-        nowhere, since recording costs each hop tens of microseconds."""
+        """Share of new traces that every hop is to record: 0 if this gateway exports no traces,
+        since recording costs each hop tens of microseconds."""
         return self.trace_ratio if self.traces_url else 0.0
 
 

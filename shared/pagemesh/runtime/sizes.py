@@ -1,7 +1,7 @@
 """Sizes in bytes as people write and read them: ``512MiB``, ``8GB``, ``13.48 GB``.
 
 Decimal units (kB, MB, GB, TB) are powers of 1,000, binary ones (KiB, MiB, GiB, TiB) of 1,024.
-A bare ``8G`` means one to some and the other to others, so it is refused.
+A bare ``8G`` could mean either, so it is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([a-zA-Z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Bytes; a fraction of a byte is dropped. Raises ``ValueError`` for what is no size."""
+    """Bytes; a fraction of a byte is dropped. Raises ``ValueError`` for text that is no size."""
     found = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(found[2].lower()) if found else None
     if found is None or factor is None:
@@ -43,7 +43,7 @@ def shown_decimal(count_bytes: float) -> str:
 
 
 def shown_both(count_bytes: float) -> str:
-    """``85.9 GB (80 GiB)``: a seventh of an order of magnitude has misled many a plan."""
+    """``85.9 GB (80 GiB)``: one is easily mistaken for the other, and here they differ by 7%."""
     return f"{shown_decimal(count_bytes)} ({shown_binary(count_bytes)})"
 
 
@@ -55,6 +55,6 @@ def _shown(count_bytes: float, units: dict[str, int]) -> str:
 
 
 def _digits(value: float) -> str:
-    """Up to four digits, and no zeros behind the point."""
+    """Up to four digits, without trailing zeros after the point."""
     text = f"{value:,.0f}" if value >= 1_000 else f"{value:.{2 if value < 100 else 1}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -3,9 +3,9 @@
     hop: record_span (1 us) --> [ queue, bounded ] --> a thread builds, batches and exports
 
 Building a span costs tens of microseconds and exporting may hang, so neither happens on the
-event loop. Without an endpoint nothing is recorded. When the collector is down or slow the
-queue overflows and spans are counted as dropped: serving never notices. People do: one warning
-when a collector stops taking them, and a line when it takes them again.
+event loop. Without an endpoint nothing is recorded. When the collector is down or slow, the queue
+overflows and spans are counted as dropped, without any effect on serving. The log has one warning
+when the collector stops taking spans, and a line when it takes them again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Exporter(Protocol):
 
 
 class SpanSink:
-    """The queue and the thread behind it. ``close`` sends what is left, within a limit."""
+    """The queue and the thread behind it. ``close`` sends what is left, within a time limit."""
 
     def __init__(self, exporter: Exporter, resource: Resource, where: str = "") -> None:
         self._exporter = exporter
@@ -97,7 +97,7 @@ class SpanSink:
         self._thread.start()
 
     def record(self, record: SpanRecord) -> None:
-        """Never blocks; a full queue drops the newcomer and counts it."""
+        """Never blocks; if the queue is full, the new span is dropped and counted."""
         if len(self._queue) >= QUEUE_COUNT_MAX or self._closing:
             _dropped.inc()
             return
@@ -143,7 +143,7 @@ _sink: SpanSink | None = None
 @contextlib.contextmanager
 def set_up_spans(config: TelemetryConfig, *, service: str, name: str = "") -> Iterator[None]:
     """Record spans for as long as the context lasts, if an endpoint is configured. Use once a
-    process. Raises ``ConfigError`` when it is no URL."""
+    process. Raises ``ConfigError`` when the endpoint is not a URL."""
     global _sink
     endpoint = config.traces_url
     if not endpoint:

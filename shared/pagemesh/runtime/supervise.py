@@ -1,8 +1,9 @@
-"""Restarting what crashes, up to a limit; and doing things once a period, or when they are due.
+"""Restarting what crashes, up to a limit; and calling actions once a period, or when they are due.
 
 A life is a coroutine function. When it returns, its supervisor returns; when it raises, it is
 started anew after a pause, until it has crashed ``crash_count_max`` times within ``window_ms``.
-Then ``CrashLoop`` ends the task group and with it the process: whoever started it knows best.
+Then ``CrashLoop`` ends the task group and with it the process: what happens next is up to the
+process that started it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pagemesh.wire.errors import ConfigError, PagemeshError
 
 _PATIENCE_MS_MIN = 1
 _TOGETHER_MS = 250
-"""From this patience on calls come at multiples of it (see ``to_next_s``)."""
+"""If the patience is at least this long, calls come at multiples of it (see ``to_next_s``)."""
 _log = get_logger(__name__)
 
 
@@ -44,8 +45,8 @@ async def supervise(
     limit: CrashLimit = DEFAULT_LIMIT,
     clock: Clock | None = None,
 ) -> None:
-    """Live until ``life`` returns. Raises ``CrashLoop``, or ``ConfigError`` at once, since no
-    restart mends a setting. Run it as a named child of a ``TaskGroup``."""
+    """Run ``life`` until it returns. Raises ``CrashLoop``, or ``ConfigError`` at once, since no
+    restart fixes a setting. Run it as a named child of a ``TaskGroup``."""
     now = clock if clock is not None else MonotonicClock()
     crashes: deque[int] = deque()
     while True:
@@ -81,9 +82,9 @@ async def every(period_ms: int, action: Callable[[], None]) -> None:
 
 
 class Ticks:
-    """Calls ``action`` whenever ``patience_ms()`` has passed since the last call: what that
-    says may change with whatever happens, so call ``stir`` when something did. A service with
-    nothing to wait for is hardly woken."""
+    """Calls ``action`` whenever ``patience_ms()`` have passed since the last call. That number may
+    change with any event, so call ``stir`` after each. A service with nothing to wait for is
+    hardly ever woken."""
 
     def __init__(self, patience_ms: Callable[[], float], action: Callable[[], None]) -> None:
         self._patience_ms = patience_ms
@@ -94,19 +95,19 @@ class Ticks:
         self._due_s = 0.0
 
     def start(self) -> None:
-        """The first call comes when it is due."""
+        """Begin to call ``action``; the first call comes when it is due."""
         self._last_s = self._loop.time()
         self._arm(self._next_s())
 
     def stop(self) -> None:
-        """No call comes any more. Doing so twice is harmless."""
+        """Make no more calls. Doing so twice is harmless."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def stir(self) -> None:
-        """Call earlier, if there is less patience by now. More of it counts from the next call
-        on, so that this costs nothing in between."""
+        """Call earlier if there is less patience by now. More patience counts only from the next
+        call on, so that no timer is set in between."""
         due_s = self._next_s()
         if self._timer is not None and due_s < self._due_s:
             self._timer.cancel()
@@ -115,7 +116,7 @@ class Ticks:
     def _next_s(self) -> float:
         patience_ms = max(self._patience_ms(), _PATIENCE_MS_MIN)
         due_s = self._last_s + patience_ms / 1_000
-        # Nothing is lost by a call that comes early, at a moment when others wake anyway.
+        # An early call does no harm, and other processes wake at that moment anyway.
         return due_s if patience_ms < _TOGETHER_MS else due_s - due_s % (_TOGETHER_MS / 1_000)
 
     def _arm(self, due_s: float) -> None:
@@ -125,5 +126,5 @@ class Ticks:
     def _fire(self) -> None:
         self._last_s = self._loop.time()
         self._action()
-        if self._timer is not None:  # the action may have been our end
+        if self._timer is not None:  # the action may have called ``stop``
             self._arm(self._next_s())

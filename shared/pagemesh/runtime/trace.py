@@ -4,7 +4,7 @@ A hop makes its own ``TraceContext`` at once (16 random bytes), passes it on in 
 ``traceparent`` header (W3C), and has the span built later, from recorded times, by
 ``spans.record_span``: off the hot path, and only for sampled traces.
 
-What comes in is not trusted: a header that is forged, huge or broken starts a new trace.
+Incoming headers are not trusted: one that is malformed or too long starts a new trace.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def new_trace(*, ratio: float = 1.0) -> TraceContext:
 
 def accept(headers: Mapping[str, str], *, ratio: float = 1.0) -> TraceContext:
     """The context of this hop's own span: under the caller's, or the root of a new trace
-    when there is none that can be believed. Never raises."""
+    when there is no valid one. Never raises."""
     remote = parse(headers.get(TRACEPARENT, ""))
     return remote.child() if remote is not None else new_trace(ratio=ratio)
 
@@ -72,7 +72,7 @@ def parse(traceparent: str) -> TraceContext | None:
 
 
 def current() -> TraceContext | None:
-    """The span that this task works for."""
+    """The span that the current task works for."""
     return _current.get()
 
 
@@ -87,7 +87,7 @@ def use(context: TraceContext) -> Iterator[TraceContext]:
 
 
 def inject(headers: Mapping[str, str] | None = None) -> dict[str, str]:
-    """``headers`` with the current span's traceparent, as they are when there is none."""
+    """``headers`` with the current span's traceparent; unchanged if there is no span."""
     out = dict(headers) if headers else {}
     context = _current.get()
     if context is not None:
@@ -96,5 +96,5 @@ def inject(headers: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _new_id(bits: int) -> int:
-    # Unique, not secret: the system's randomness costs a call into the kernel for each.
+    # Unique, not secret: the system's randomness would cost a system call for each.
     return random.getrandbits(bits) or 1

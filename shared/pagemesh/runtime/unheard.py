@@ -1,4 +1,4 @@
-"""Writing for people who may have gone, or do not read on."""
+"""Output for readers that may have gone, or may have stopped reading."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 _GONE = contextlib.suppress(OSError, ValueError)
-"""A ``ValueError`` is what a stream raises that was closed."""
+"""A stream that was closed raises ``ValueError``."""
 _PIECE_CHARS = 1_000
-"""With a line before them under 4,096 bytes, which a pipe that has room takes at once."""
+"""Under 4,096 bytes even with a line before them, which a pipe with room takes as a whole."""
 _PATIENCE_MS = 100
-"""For somebody who is about to read on; once each time that a reader stands still."""
+"""Time to let a reader catch up, once each time that it stops reading."""
 
 
 class Unheard:
     """A stream whose reader may go at any time: a terminal is closed, a pipe's other end dies, the
-    disk that a log is on is full. Or it stands still: a terminal is paused, a pager shows its first
-    page. What is then written is lost, and that is all: whoever writes is an event loop, and must
-    not wait. Once it is read again a line says how many were lost.
+    disk of a log is full. Or the reader stops: a terminal is paused, ``less`` shows its first page.
+    What is then written is lost, with no other effect, because the writer is an event loop and
+    must not wait. Once it is read again, a line says how many lines were lost.
 
-    Without a ``stream`` it is the process's stderr, as it is then; there may be none.
+    Without a ``stream`` it writes to ``sys.stderr`` as it is at that moment, which may be None.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -32,7 +32,7 @@ class Unheard:
         self._is_stuck = False
         self._lost_lines = 0
         self._is_cut = False
-        """Of the last line that was written the end is missing."""
+        """The last line that was written is missing its end."""
 
     @property
     def _stream(self) -> IO[str] | None:
@@ -69,23 +69,23 @@ class Unheard:
         self._is_stuck = bool(left)
 
     def _left_of(self, terminal: int, data: bytes) -> bytes:
-        """What of ``data`` a terminal does not take. That it has room says nothing of how much."""
+        """What a terminal does not take of ``data``. One that has room does not say how much."""
         until = time.monotonic() + _PATIENCE_MS / 1_000
         while data and self._has_room(terminal):
             try:
                 data = data[os.write(terminal, data) :]
-            except BlockingIOError:  # of two bytes that end a line one has room
+            except BlockingIOError:  # there is room for one of the two bytes that end a line
                 break
             if time.monotonic() > until:
                 break
         return data
 
     def _has_room(self, file: IO[str] | int) -> bool:
-        """Whether a write comes back at once."""
+        """Whether a write returns at once."""
         try:
             descriptor = file if isinstance(file, int) else file.fileno()
         except (AttributeError, OSError, ValueError):
-            return True  # none of the system's
+            return True  # not a file of the operating system
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
         self._is_stuck = not poll.poll(0 if self._is_stuck else _PATIENCE_MS)
@@ -107,9 +107,9 @@ class Unheard:
 
 @contextlib.contextmanager
 def _terminal_of(stream: IO[str]) -> Iterator[int | None]:
-    """A descriptor of our own for the terminal that ``stream`` is, if it is one: what it has no
-    room for is refused there, where ``stream`` would wait. (To be refused on ``stream``'s own is
-    for all who share it, the user's shell among them.)"""
+    """A non-blocking descriptor of our own for the terminal that ``stream`` is, if it is one, where
+    a write to ``stream`` would wait. (Making ``stream``'s own descriptor non-blocking would affect
+    all processes that share it, the user's shell among them.)"""
     opened = None
     with _GONE, contextlib.suppress(AttributeError):
         if stream.isatty():

@@ -1,7 +1,7 @@
-"""Paths as users write them: what is wrong with one is a line that names it.
+"""Paths as users write them: an unusable one becomes a one-line error that names it.
 
-Python says that a path is not there where it is not, and raises where nobody may look, where a
-name is too long or a ``~`` is nobody's.
+Python's queries return False for a path that does not exist, but raise if it may not be looked
+at, if a name is too long, or if a ``~`` is of an unknown user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pagemesh.wire.errors import ConfigError
 
 def expanded(path: str, named: str) -> Path:
     """``path`` with the home folder that its ``~`` stands for. Raises ``ConfigError``, which
-    begins with ``named``, where nobody knows that folder."""
+    begins with ``named``, if that folder is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -27,7 +27,7 @@ def expanded(path: str, named: str) -> Path:
 
 @contextmanager
 def naming(named: str) -> Iterator[None]:
-    """Within it what a path cannot be asked is a ``ConfigError`` that begins with ``named``."""
+    """Turn an ``OSError`` within this context into a ``ConfigError`` that begins with ``named``."""
     try:
         yield
     except OSError as error:
@@ -36,8 +36,8 @@ def naming(named: str) -> Iterator[None]:
 
 
 def ensure_folder(folder: Path, setting: str) -> Path:
-    """``folder``, made for the owner alone. Raises ``ConfigError`` with the ``setting`` that names
-    it when that fails."""
+    """``folder``, made for its owner alone if it is missing. Raises ``ConfigError``, which names
+    the ``setting``, if it cannot be made or written to."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
