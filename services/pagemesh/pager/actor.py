@@ -4,9 +4,9 @@
     tick -----^                              later: keyed page events
     disk -----'
 
-There is no core until a pool exists: an earlier pager's is adopted at the start, otherwise the
-first session brings the shape of its pages. A crash ends this life of the pager, and the next
-one recovers from the pool file just as a new process would.
+There is no core until there is a pool: at the start the actor adopts the one that an earlier pager
+left; otherwise the first session says what its pages look like. A crash ends this life of the
+pager, and the next life recovers from the pool file just as a new process would.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ from pagemesh.wire.pool_memory import Leave
 _log = get_logger(__name__)
 _FOLLOW_UPS_MAX = 1_024
 _PUT_AWAY_MS_MAX, _PUT_AWAY_LOOK_S = 5_000, 0.002
-"""How long a pager that is told to stop writes to disk what it has cached."""
+"""How long a pager that is told to stop writes cached pages to disk, and how often it checks
+whether they are written."""
 _KEYED_PAGES_MAX = 2_048
-"""In one turn: five milliseconds of making keys."""
+"""Pages keyed in one turn: about five milliseconds of work."""
 PagerEvent = Delivery | Due
 
 
@@ -79,7 +80,7 @@ class _Life:
 
 
 class PagerActor(Behaviour[PagerEvent]):
-    """One life: from the adoption of the pool to a crash or the end."""
+    """One life of the pager: from adopting the pool to a crash or a regular end."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class PagerActor(Behaviour[PagerEvent]):
         wake: Callable[[Due], bool],
         memory: PoolMemory,
     ) -> None:
-        """``wake`` has the actor handle something soon; False: it cannot."""
+        """``wake`` queues something for the actor to handle soon; False if it cannot."""
         self._settings = settings
         self._memory = memory
         self._bus = bus
@@ -103,7 +104,7 @@ class PagerActor(Behaviour[PagerEvent]):
         self._from_disk: deque[TierEvent | BaseException] = deque()
         self._wake = wake
         self._leaving: set[int] = set()
-        self._will_sweep = False  # one turn at a time is under way, since each asks for the next
+        self._will_sweep = False  # at most one sweep is queued: each queues the next
         self._retired = RetiredNotes.beside(settings.folder, settings.host, settings.disk)
 
     # A life
@@ -121,7 +122,7 @@ class PagerActor(Behaviour[PagerEvent]):
         life, self._life = self._life, None
         if life is not None:
             if life.disk is not None and not await life.disk.close():
-                life.store.file.remove()  # what is read into it may come at any time
+                life.store.file.remove()  # a read that hangs may still write into it
             self._from_disk.clear()
             life.store.close()
 
@@ -137,7 +138,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 self._will_sweep = False
                 if self._life is not None and self._life.core.is_sweeping:
                     await self._feed(self._life, ev.Sweep())
-                    await asyncio.sleep(0)  # whoever asked meanwhile is before the next turn
+                    await asyncio.sleep(0)  # requests that came meanwhile go before the next turn
             case PutAwayDue():
                 await self._put_away()
         while self._from_disk and self._life is not None:
@@ -208,10 +209,10 @@ class PagerActor(Behaviour[PagerEvent]):
         call = _Call(delivery, message, start_us, caller)
         await self._feed(life, ev.Asked(call, message, trace_id))
         if isinstance(message, Declare):
-            await asyncio.sleep(0)  # every worker may have much to declare at once
+            await asyncio.sleep(0)  # all workers may have much to declare at once
 
     async def _cache_call(self, delivery: Delivery, start_us: int) -> None:
-        """An operator asks, in JSON."""
+        """Handle an operator's request, in JSON."""
         try:
             message = cache_door.decode(delivery.subject, delivery.data)
             if self._life is None:
@@ -222,18 +223,18 @@ class PagerActor(Behaviour[PagerEvent]):
         await self._feed(self._life, ev.Asked(_Call(delivery, message, start_us), message))
 
     async def _prepare(self, message: OpenSession) -> None:
-        """See that there is a pool for the session and that the worker is who it says."""
+        """Make sure that the worker holds its lock and that there is a pool for its session."""
         if not self._holders.is_locked(message.lock_name):
             raise Denied(f"the lock {message.lock_name} is not held: lock it, then open a session")
         if self._life is not None and not await self._keeps(self._life, message):
-            await self._end_life()  # and nobody here has it mapped any more
+            await self._end_life()  # this also unmaps the old pool
         if self._life is None:
             store = await make_pool(self._settings, self._memory, self._holders, message)
             await self._start(store, adopted=False)
 
     async def _keeps(self, life: _Life, message: OpenSession) -> bool:
-        """Whether there is to be no other pool for the session."""
-        # A lock has one holder, so whoever was known under it before is dead.
+        """Whether the session can use the current pool."""
+        # A lock has one holder, so any other incarnation known under it is dead.
         for incarnation in self._holders.replaced_by(message.lock_name, message.incarnation):
             await self._feed(life, ev.HolderDied(incarnation))
         if is_over(self._settings, life.store, message.pool, life.core.books.sessions):
@@ -316,8 +317,9 @@ class PagerActor(Behaviour[PagerEvent]):
             delivery.respond(codec.encode(message))
 
     def _say(self, subject: str, message: Message) -> None:
-        """To whoever did not ask. What is lost is not lost for good: revocations are repeated,
-        waiters and offerers ask again, routers see a gap. That it is away the bus says itself."""
+        """Send a message that nobody asked for. A lost one does no harm: revocations are repeated,
+        waiters and offerers ask again, and routers see a gap in the sequence. That the bus is
+        disconnected is logged by the bus itself."""
         try:
             send(self._bus, subject, message)
         except Fault as fault:
@@ -339,7 +341,8 @@ class PagerActor(Behaviour[PagerEvent]):
         await self._feed(life, event)
 
     async def _leave(self, message: Leave) -> None:
-        """Whoever moves pages of a device leaves. With the last one goes the way to them."""
+        """A worker that can move pages of a device is leaving. Once all are, store what is cached:
+        without a worker the pages cannot be reached."""
         living = {holder.incarnation for holder in self._holders.living()}
         self._leaving = {*(self._leaving & living), message.incarnation}
         if living <= self._leaving:
@@ -360,7 +363,7 @@ class PagerActor(Behaviour[PagerEvent]):
                     return
                 await asyncio.sleep(_PUT_AWAY_LOOK_S)
 
-    # Now and then
+    # Periodic work
 
     async def _tick(self) -> None:
         on_bus = self._bus.state is BusState.CONNECTED
@@ -386,8 +389,8 @@ class PagerActor(Behaviour[PagerEvent]):
 
 
 class _Call(msgspec.Struct, frozen=True, gc=False):
-    """What comes back with an answer. No ``message``: it was not understood. No ``caller``: it
-    belongs to no trace."""
+    """The request behind an answer. ``message`` is None if it was refused before it reached the
+    core, ``caller`` if it belongs to no trace."""
 
     delivery: Delivery
     message: Message | None

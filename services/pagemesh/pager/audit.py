@@ -1,4 +1,4 @@
-"""The pager's account of itself: the report others read, and the check tests make."""
+"""The pager's audit of itself: the report that others read, and the checks that tests make."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _DEAD, _OFFERED = SessionState.DEAD, LeaseState.OFFERED
 
 
 def report(books: Books, after: int = 0) -> PagerReport:
-    """Ledger, counters and (at most 4,096) leases, of those with ids above ``after``. What the
-    ledger has lost is looked for in the first part of a long list alone."""
+    """The ledger, counters and at most 4,096 leases: those with the lowest ids above ``after``.
+    Faults are looked for only in the first part of a listing (``after`` is 0)."""
     pool, facts, disk = books.pool, books.facts, books.disk
     leases, more = _leases(books, after)
     found = Recount() if after else recount(books)
@@ -64,7 +64,8 @@ def report(books: Books, after: int = 0) -> PagerReport:
 
 
 def _leases(books: Books, after: int) -> tuple[list[Lease], bool]:
-    """By id: those of an earlier life were taken up in any order, and others end meanwhile."""
+    """The first leases above ``after``, and whether there are more. By id, since the table is in no
+    order (leases of an earlier life are restored in any) and leases end between two parts."""
     later = [lease for number, lease in books.leases.items() if number > after]
     first = nsmallest(_LINES_MAX, later, key=lambda lease: lease.id)
     return first, len(later) > len(first)
@@ -96,14 +97,14 @@ def _expires_in_ms(books: Books, lease: Lease) -> int:
 
 
 def _written_pages(disk: DiskTier) -> int:
-    """Pages that can be found on disk, but for those that wait to be written. Of what waits, some
-    may have been dropped since, and is found no more."""
+    """Pages that can be found on disk and are not waiting to be written. Of the waiting ones, some
+    may have been dropped since; these cannot be found and are not in ``page_count``."""
     waiting = (one for one in disk.staged.values() if disk.find(one.shelf.root, one.chain) is one)
     return disk.page_count - sum(1 for _ in waiting)
 
 
 def _unclaimed_pages(books: Books) -> int:
-    """Held or draining pages that are no lease's."""
+    """Held or draining pages that belong to no lease."""
     pages = len(books.limbo) + sum(len(load.pages) for load in books.loads.values())
     for session in books.sessions.values():
         pages += len(session.claimed) + sum(map(len, session.letting_go.values()))
@@ -117,7 +118,7 @@ def check_books(books: Books) -> None:
     books.waiting.check()
     _check_accounts(books)
     _check_promises(books)
-    tables = {lease.id: lease.table for lease in books.leases.values()}  # unpacked each time
+    tables = {lease.id: lease.table for lease in books.leases.values()}  # each access unpacks it
     _check_pages(books, tables)
     _check_leases(books, tables)
     _check_tickets(books)
@@ -147,9 +148,9 @@ def _check_promises(books: Books) -> None:
 
 
 def _check_accounts(books: Books) -> None:
-    """Each tenant is charged for what its leases hold and its trees have, each page once. That is
-    within its quota, but for content that a lease computed beside its cached copy: both count
-    until it ends."""
+    """Each tenant is charged once for each page that its leases hold or its trees contain. That
+    stays within its quota, except that content which a lease computed although it was cached counts
+    twice until the lease ends."""
     accounts = books.accounts
     accounts.check()
     used = dict.fromkeys(accounts, 0)
@@ -252,8 +253,8 @@ def _check_tickets(books: Books) -> None:
 
 
 def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> None:
-    """Raise ``AssertionError`` unless trees, pins, ledger and policy agree. ``anchors``: one
-    node per lease."""
+    """Raise ``AssertionError`` unless trees, pins, ledger and policy agree. ``anchors``: the node
+    at which each lease, load and operator's pin ends."""
     width = forest._width
     pins: dict[Node, int] = {}
     for anchor in anchors:

@@ -1,4 +1,4 @@
-"""How a pager is set up, and what its service says of it to others."""
+"""A pager's settings, and what its service announces about it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class PagerSettings:
 
 
 class CacheCallCount(Protocol):
-    """Hears of an answer to an operator; ``error`` is a code or empty."""
+    """Called for an answer to an operator; ``error`` is its code, or empty."""
 
     def __call__(self, subject: str, *, duration_us: int, error: str) -> None: ...
 
 
 class PagerBoard:
-    """What the service announces; outlives the lives of the actor."""
+    """What the service announces; kept across lives of the actor."""
 
     def __init__(self, settings: PagerSettings) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class PagerBoard:
         self._on_patience = callback
 
     def waits(self, patience_ms: int) -> None:
-        """The pager can do without a tick for so long."""
+        """The pager can do without a tick for ``patience_ms``."""
         self.patience_ms = patience_ms
         self._on_patience()
 

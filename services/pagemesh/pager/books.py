@@ -1,8 +1,8 @@
 """What the pager knows, and the small steps that every decision is made of.
 
-``Books`` holds ledger, trees, sessions, leases, tickets and waiters, and collects commands.
-The modules beside it decide; each validates first and changes the books after, so that a
-refusal leaves them as they were.
+``Books`` holds ledger, trees, sessions, leases, tickets and waiters, and collects commands. The
+modules beside it decide; each validates first and changes the books afterwards, so that a refusal
+leaves them as they were.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from pagemesh.wire.tokens import EMPTY, U32
 if TYPE_CHECKING:
     from pagemesh.pager.retention.pins import Pin
 
-# Members of enums, looked up once: each time that would take longer than a call.
+# Enum members, looked up once: a lookup takes longer than a function call.
 _HELD: Final = LeaseState.HELD
 _REVOKED: Final = LeaseState.REVOKED
 _ENDED: Final = LeaseState.ENDED
@@ -59,8 +59,8 @@ _OPEN: Final = SessionState.OPEN
 _FREE_HEADER: Final = HeaderState.FREE
 _HELD_HEADER: Final = HeaderState.HELD
 _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
-"""Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
-_RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192  # of what is over, in one tick
+"""Pages evicted beyond what is needed: at most 256, and at most 1/256 of the pool."""
+_RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192  # of what expired, in one tick
 
 
 class Books:
@@ -82,23 +82,23 @@ class Books:
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
-        self.revoked: dict[int, Lease] = {}  # of ``leases``: their holders have not let go yet
+        self.revoked: dict[int, Lease] = {}  # those whose holders have not let go yet
         self.youngest = FIRST.place
-        """No lease that can be taken back is after this."""
+        """No lease that can be revoked has a later place than this."""
         self.tickets: dict[str, Ticket] = {}
         self.closed: OrderedDict[str, Ticket] = OrderedDict()
         self.ended = EndedLeases(limits.ended_count_max)
         self.pins: dict[str, Pin] = {}
-        self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))  # of leases, free
-        self.slots_kept: dict[int, int] = {}  # of an earlier life, to the lease in their word
+        self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))  # free lease slots
+        self.slots_kept: dict[int, int] = {}  # those of an earlier life, with their lease ids
         self.root_lines = RootLines()
-        self.hidden = np.zeros(facts.page_count, bool)  # of retired roots, for routers
+        self.hidden = np.zeros(facts.page_count, bool)  # pages that routers were told are gone
         self.unsettled: set[int] = set()
-        """Live incarnations that may use pages in ways this pager life has not heard of."""
+        """Live incarnations that have yet to declare what they use from an earlier pager life."""
         self.limbo: U32 = EMPTY
-        """Draining pages that any of the unsettled may use, or of a lease that is lost."""
-        self.given_up: U32 = EMPTY  # of ``limbo``: not to be found again (``giving_up``)
-        self.disk: DiskTier | None = None  # there is none, or it has failed
+        """Draining pages that unsettled incarnations or holders of lost leases may still use."""
+        self.given_up: U32 = EMPTY  # pages of ``limbo`` not to be found again (``giving_up``)
+        self.disk: DiskTier | None = None  # None: no tier, not open yet, or failed
         self.loads: dict[int, Load] = {}  # what is being read from disk
         self.out: list[Command] = []
         self.late: list[Command] = []
@@ -106,13 +106,13 @@ class Books:
         self.freed = False  # pages became available: waiters may be served
         self.preempted_count = 0
         self.prompt_tokens = self.cached_tokens = self.again_tokens = 0
-        """Admitted in this life, those of them that were cached, and what was cached of prompts
-        that were admitted again, which are in neither."""
-        self.lost_tokens: dict[str, int] = {}  # of those admitted, by reason (``Waterfall``)
+        """Prompt tokens admitted in this life, those of them that were cached, and the cached ones
+        of prompts admitted again, which count in neither of the first two."""
+        self.lost_tokens: dict[str, int] = {}  # admitted, not cached: by reason (``Waterfall``)
         self.trace = ""
-        """The trace of whoever is being served."""
+        """The trace of the request being served."""
 
-    # Decisions on their own, so that a simulation can plant bugs in them
+    # Decisions in methods of their own, so that a simulation can plant bugs in them
 
     def first_sequence(self) -> int:
         """Above every ledger number of earlier epochs."""
@@ -123,8 +123,8 @@ class Books:
         return lease.life.state is _REVOKED
 
     def may_evict(self) -> bool:
-        """Whether idle pages may be given out anew: not while somebody whom an earlier pager
-        life let read them has not said so."""
+        """Whether idle pages may be given to others: not while a worker that an earlier pager life
+        let read them has yet to declare what it uses."""
         return not self.unsettled
 
     # Looking things up
@@ -140,7 +140,7 @@ class Books:
 
     def held_lease(self, worker: str, incarnation: int, lease: int, key: SequenceKey) -> Lease:
         """The lease, held by that incarnation. Raises ``Gone``, ``Stale`` or ``Malformed``."""
-        session = self.sessions.get(incarnation)  # as in open_session: most messages come here
+        session = self.sessions.get(incarnation)  # open_session inlined: most messages come here
         if session is None or session.worker != worker or session.life.state is not _OPEN:
             raise Stale(f"no session of {worker} incarnation {incarnation}: open one")
         found = self.leases.get(lease)
@@ -158,8 +158,8 @@ class Books:
 
     @property
     def room(self) -> int:
-        """Pages that anybody can have at once: what is at hand and not promised. Below 0 when
-        something that was promised has been pinned."""
+        """Pages that anybody can have at once: those at hand and not promised. Negative when pages
+        that were promised have been pinned."""
         return self.room_for(0)
 
     @property
@@ -168,14 +168,14 @@ class Books:
         return self.pool.free + (self.pool.idle if self.may_evict() else 0)
 
     def room_for(self, promised_pages: int) -> int:
-        """Pages that somebody can have at once to whom so many of those promised are."""
+        """Pages that somebody who was promised ``promised_pages`` of them can have at once."""
         pool, at_hand = self.pool, self.at_hand
         room = pool.free + pool.idle - self.promises.page_count + promised_pages
         return room if room < at_hand else at_hand
 
     def take_pages(self, count: int, writer: int, tree: Tree) -> list[Pages]:
-        """``count`` pages for ``writer``, evicting as needed; so many are ``at_hand``. Mostly they
-        are one run; each in the list is granted on its own."""
+        """``count`` pages for ``writer``, evicting as needed; so many must be ``at_hand``. Usually
+        they are one run; each item of the list is a grant of its own."""
         if not count:
             return []
         free = self.pool.free
@@ -183,7 +183,7 @@ class Books:
             pages, sequences = self.pool.take(count)
             self.out.append(WriteHeaders(pages, _HELD_HEADER, sequences, writer, tree.index))
             return [pages]
-        # A few free pages are left for growth, rather than tear what is evicted whole.
+        # Keep a few free pages for growth: using them would split what is evicted whole.
         spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
         leave = free <= spare_pages_max and count <= self.pool.idle
         grants, spare = self.forest.reuse(count if leave else count - free, spare_pages_max)
@@ -204,14 +204,14 @@ class Books:
             self.out.append(WriteHeaders(pages, _HELD_HEADER, sequences, writer, tree.index))
 
     def set_states(self, pages: Pages, state: HeaderState) -> None:
-        """Publish a state that needs no other part of the header."""
+        """Publish a state, leaving other parts of the headers alone."""
         if len(pages):
             self.out.append(SetStates(pages, state, self.pool.sequences_of(pages)))
 
     # Leases
 
     def enter(self, lease: Lease) -> None:
-        """``lease`` stands from now on; its slot is taken already."""
+        """Enter ``lease`` into the books; its slot is taken already."""
         tree = lease.tree
         tree.lease_count += 1
         own_pages = len(lease.held_pages) if lease.copies else lease.page_count - lease.anchor.depth
@@ -221,7 +221,7 @@ class Books:
             self.youngest = place
 
     def hold(self, lease: Lease, session: Session) -> None:
-        """``session`` holds ``lease`` from now on, and waits for none for its sequence."""
+        """Let ``session`` hold ``lease``, and no longer wait for one for that sequence."""
         lease.incarnation = session.incarnation
         session.leases[lease.id] = lease
         session.by_key[lease.key] = lease
@@ -231,7 +231,7 @@ class Books:
             self.in_flight.end_wait((session.incarnation, lease.key))
 
     def unhold(self, lease: Lease) -> None:
-        """Nobody holds ``lease`` by key any more, nor is waiting on it."""
+        """Stop finding ``lease`` by its key, and end its holder's wait under that key."""
         if self.waiting.count:
             self.waiting.discard(lease.incarnation, lease.key)
         session = self.sessions.get(lease.incarnation)
@@ -239,19 +239,19 @@ class Books:
             del session.by_key[lease.key]
 
     def forget_waiters(self, incarnation: int) -> None:
-        """A worker incarnation waits for nothing any more."""
+        """End all waits of a worker incarnation."""
         self.waiting.discard_session(incarnation)
         self.in_flight.end_waits_of(incarnation)
 
     def break_promise(self, lease: Lease) -> None:
-        """What ``lease`` was promised is anybody's."""
+        """Take back the pages promised to ``lease``."""
         if lease.promised_pages:
             self.promises.take_back(lease)
             self.freed = True
 
     def revoke(self, lease: Lease, reason: RevokeReason) -> None:
-        """Take a held lease back: the word first, then the holder is told. What it can write
-        drains until it lets go."""
+        """Revoke a held lease: clear its word first, then tell the holder. Pages that it can write
+        drain until it lets go of them."""
         self.out.append(SetLeaseWord(lease.slot, 0))
         held = lease.held_pages
         lease.life.move(LeaseState.REVOKED, reason)
@@ -278,7 +278,7 @@ class Books:
         self.out.append(Notify(worker, message))
 
     def end(self, lease: Lease, why: str) -> None:
-        """Give everything of ``lease`` back. Its holder does not use it any more."""
+        """Give back everything of ``lease``, which its holder does not use any more."""
         held, tree, anchor, lease_id = lease.held_pages, lease.tree, lease.anchor, lease.id
         state = lease.life.state
         if state is _REVOKED:
@@ -293,7 +293,7 @@ class Books:
         self.set_states(held, _FREE_HEADER)
         if lease.prompt_pages:
             self.in_flight.leave(lease)
-        if state is _HELD:  # else whoever waits under its key has asked for another lease since
+        if state is _HELD:  # otherwise a waiter under its key is for a newer lease
             self.unhold(lease)
         if (session := self.sessions.get(lease.incarnation)) is not None:
             session.leases.pop(lease_id, None)
@@ -310,8 +310,8 @@ class Books:
         self.freed = True
 
     def drop(self, node: Node, above_pages: int, why: Why) -> None:
-        """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root, if all
-        have declared what they read: else a sweep does."""
+        """Uncache idle leaves from ``node`` upwards, leaving ``above_pages`` of the path. Does
+        nothing while a worker has yet to declare what it reads: then a sweep does it."""
         while self.may_evict() and not (node.is_root or node.pins or node.children):
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
@@ -323,14 +323,14 @@ class Books:
             node = parent
 
     def reclaim(self) -> None:
-        """Uncache some of what is over: a tick's worth."""
+        """Uncache some of what has expired: a tick's worth."""
         if not len(self.forest.lifetimes) or not self.may_evict():
             return
         pages_max, edges_max = _RECLAIMED_PAGES_MAX, _RECLAIMED_EDGES_MAX
         for node in self.forest.lifetimes.over(self.now_ms, edges_max):
             leaf = node
             while min(pages_max, edges_max) > 0 and len(node.pages):
-                while leaf.children:  # not from the top each time: there may be thousands
+                while leaf.children:  # onwards, not from the top: there may be thousands
                     leaf = next(iter(leaf.children.values()))
                 above, size = leaf.parent, len(leaf.pages)
                 pages_max, edges_max = pages_max - size, edges_max - 1
@@ -342,18 +342,18 @@ class Books:
     # After a restart
 
     def free_claimed(self, session: Session) -> None:
-        """The pages of an earlier life that ``session`` could write are in nobody's hands."""
+        """Free the pages of an earlier life that ``session`` could write: nobody uses them now."""
         self._free_drained(session.claimed)
         session.claimed = EMPTY
 
     def let_go(self, session: Session, lease_id: int) -> None:
-        """``session`` is done with the pages of a lease that it declared and has lost."""
+        """``session`` has let go of the pages of a lost lease that it had declared."""
         if (pages := session.letting_go.pop(lease_id, None)) is not None:
             self._free_drained(pages)
             self.settle()
 
     def settle(self) -> None:
-        """Nothing is uncertain once all have declared or died, but what is of a lost lease."""
+        """Once all have declared or died, free what was kept, but not what lost leases may use."""
         if self.unsettled:
             return
         lost = [pages for one in self.sessions.values() for pages in one.letting_go.values()]
@@ -368,7 +368,7 @@ class Books:
         self.freed = True
 
     def _free_drained(self, pages: U32) -> None:
-        """Draining ``pages`` are used by nobody any more."""
+        """Free draining ``pages`` that nobody uses any more."""
         if len(pages):
             self.pool.settle(pages)
             self.set_states(pages, HeaderState.FREE)
@@ -377,7 +377,7 @@ class Books:
     # Telling
 
     def tell_dropped(self, pages: Pages) -> None:
-        """Routers hear that ``pages`` are not cached any more, unless they knew."""
+        """Tell routers that ``pages`` are not cached any more, unless they know already."""
         untold = unhidden(self, pages) if self.forest.retired else pages
         if len(untold):
             self.late.append(PagesDropped(untold))

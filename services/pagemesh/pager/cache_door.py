@@ -1,11 +1,11 @@
-"""The operators' door on the bus: JSON in and out, found by the NATS services protocol.
+"""The operators' door on the bus: JSON in and out, discoverable by the NATS services protocol.
 
     pagemesh.v1.pages.VERB          every pager answers
-    pagemesh.v1.pages.VERB.HOST     that host's does
+    pagemesh.v1.pages.VERB.HOST     only the pager of that host does
 
 The body is a message of ``wire.cache_messages`` without its name (an empty one: all defaults). An
-error is ``{"error": {"code", "message"}}``, with the service protocol's headers. What was done and
-could not be written down for the next pager is such an error, too.
+error is ``{"error": {"code", "message"}}``, with the service protocol's headers. A change that was
+made but could not be saved for the next pager is such an error, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SERVICE = "pagemesh-pages"
 
 
 class CacheDoor:
-    """``async with CacheDoor(bus, host, admit).open():`` and deliveries go to ``admit``."""
+    """Within ``async with CacheDoor(bus, host, admit).open():`` calls are passed to ``admit``."""
 
     def __init__(self, bus: Bus, host: str, admit: Callable[[Delivery], None]) -> None:
         self._bus = bus
@@ -101,7 +101,7 @@ class CacheDoor:
             self._discovery.record(verb_of(subject), duration_us=duration_us, error=error)
 
     def _admit(self, delivery: Delivery) -> None:
-        """What asks for no answer, or has it sent to a service, is nobody's call."""
+        """Ignore a call that wants no answer, or wants it sent to a service."""
         if subjects.may_be_answered(delivery.reply, operators=True):
             self._admit_call(delivery)
 
@@ -112,8 +112,8 @@ def is_cache_call(subject: str) -> bool:
 
 
 def check_place(message: Message, subject: str, host: str) -> None:
-    """What did not come by this door: who may only look asks on a subject of their own. Raises
-    ``Malformed`` for what came on the wrong one."""
+    """Check a message that did not come by this door. Those who may only read reports ask on a
+    subject of its own. Raises ``Malformed`` for a message on the wrong subject."""
     if type(message) in _MESSAGES:
         raise Malformed("operators ask in JSON, on pagemesh.v1.pages")
     if isinstance(message, InspectPager) != (subject == subjects.pager_report(host)):
@@ -121,12 +121,12 @@ def check_place(message: Message, subject: str, host: str) -> None:
 
 
 def verb_of(subject: str) -> str:
-    """What the caller wants, by the subject it asked on."""
+    """The verb in ``subject``."""
     return subject[len(subjects.CACHE_PREFIX) + 1 :].partition(".")[0]
 
 
 def decode(subject: str, body: bytes) -> Message:
-    """The message. Raises ``Malformed``, naming the field."""
+    """The message in ``body``. Raises ``Malformed``, naming the field."""
     kind = _KINDS[verb_of(subject)]
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
@@ -135,8 +135,8 @@ def decode(subject: str, body: bytes) -> Message:
 
 
 def confirmed(answer: Message, store: PoolStore, retired: RetiredNotes) -> Message:
-    """``answer``, unless it confirms what could not be written down, and the next pager would not
-    know of. That was done, and whoever asked must not rely on it."""
+    """``answer``, unless it confirms a change that could not be saved for the next pager. Then an
+    error: the change was made, but the caller must not rely on it."""
     kind = type(answer)
     if kind is PrefixPinned or kind is PrefixUnpinned:
         unkept = store.unkept_pins

@@ -1,7 +1,7 @@
-"""What operators may ask of a pager, and have done: look at the cache, pin, unpin, invalidate.
+"""What operators may ask of a pager: to inspect the cache, to pin, unpin and invalidate.
 
 Every answer is bounded: a listing looks at ``_EDGES_MAX`` edges at most, however many there are.
-Token ids go in (a prefix to pin), and never come out.
+Token ids go in (a prefix to pin) but never come out.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Door:
         )
 
     def tree(self, message: AskCacheTree) -> CacheTree:
-        """A part of the listing of edges, as they are now. Raises ``Malformed`` for one that it
-        would take too long to come to."""
+        """One part of the listing of edges, as they are now. Raises ``Malformed`` for a part beyond
+        the edges that a listing may look at."""
         first, end = message.first, min(message.first + message.limit, _EDGES_MAX)
         if first >= end:
             raise Malformed(
@@ -112,11 +112,11 @@ class Door:
         return CacheTree(host=self._books.facts.host, first=first, lines=lines, more=more)
 
     def top(self, message: AskCacheTop) -> CacheTop:
-        """The edges that are worth the most, of those that are looked at."""
+        """The most valuable of the edges looked at, by reuse or by the length of the prefix."""
         found = list(islice(self._edges(message.root), _EDGES_MAX + 1))
         complete = len(found) <= _EDGES_MAX
         through: dict[Node, int] = {}
-        for _, node, _ in reversed(found):  # each after what is below it
+        for _, node, _ in reversed(found):  # children before parents
             through[node] = count = through.get(node, 0) + node.uses
             through[node.parent] = through.get(node.parent, 0) + count
         if message.by == "reuse":
@@ -131,12 +131,12 @@ class Door:
         return CacheTop(host=self._books.facts.host, lines=lines, complete=complete)
 
     def _edges(self, root_start: str) -> Iterator[tuple[Tree, Node, int]]:
-        """Every edge with its tree and the number of edges above it, after the one above it."""
+        """Every edge with its tree and the number of edges above it, parents before children."""
         for tree in sorted(self._books.forest.trees.values(), key=lambda tree: tree.index):
             if not tree.digest.hex().startswith(root_start):
                 continue
             stack = [iter(tree.root.children.values())]
-            while stack:  # of those beside each other no more than are looked at
+            while stack:  # of iterators, so that only siblings looked at are visited
                 node = next(stack[-1], None)
                 if node is None:
                     stack.pop()
@@ -163,7 +163,7 @@ class Door:
     # Keeping
 
     def pin(self, message: PinPrefix) -> PrefixPinned:
-        """Keep what is cached of a prefix. Raises ``Gone``, ``NoCapacity`` or ``Malformed``."""
+        """Pin what is cached of a prefix. Raises ``Gone``, ``NoCapacity`` or ``Malformed``."""
         if len(message.tokens) < self._page_size:
             raise Malformed(
                 f"only whole pages are cached, of {self._page_size} tokens, and this prefix has "
@@ -195,7 +195,7 @@ class Door:
         )
 
     def unpin(self, message: UnpinPrefix) -> PrefixUnpinned:
-        """End a pin, or all. Raises ``Gone`` for one that is not there."""
+        """End one pin, or all. Raises ``Gone`` if there is no such pin."""
         books = self._books
         if message.pin is None:
             ended = list(books.pins.values())
@@ -213,7 +213,7 @@ class Door:
 
     def invalidate(self, message: InvalidateCache) -> CacheInvalidated:
         """Retire roots, in memory and on disk, or free what is idle. Raises ``Malformed``, or
-        ``Gone`` for a root that is not there."""
+        ``Gone`` if there is no such root."""
         trees = self._books.forest.trees
         if message.what == "idle":
             self._tiers.retire(RetiredRoots(everything=True))
@@ -224,15 +224,15 @@ class Door:
             raise Malformed(f"nothing says which {message.what}: name it")
         chosen, unknown_count = self._chosen(message)
         known = self._names(message.what) if len(chosen) == unknown_count else []
-        # What only a disk knows that cannot be asked now is everybody's.
+        # Nobody knows whose pages are on a disk that is off: it has to forget all.
         everything = message.what != "root" and self._books.disk is None
         self._tiers.retire(RetiredRoots(frozenset(chosen), everything))
         retired = self._retiring.retire([trees[root] for root in chosen if root in trees])
         return self._invalidated(chosen, unknown_count, retired, known)
 
     def _chosen(self, message: InvalidateCache) -> tuple[list[bytes], int]:
-        """The roots meant, and how many of them are because nobody knows whose they are, as of
-        those that are only on disk."""
+        """The roots meant, and how many of them are included only because nobody knows whose they
+        are, like those that are only on disk."""
         trees = self._books.forest.trees
         only_on_disk = sorted(self._tiers.roots() - trees.keys())
         if message.what == "root":
@@ -250,14 +250,14 @@ class Door:
             if len(found) > 1:
                 raise Malformed(f"{len(found)} roots start with {message.name}: give more of it")
             return found, 0
-        label = message.what  # as a tree has it
+        label = message.what  # also the name of a tree's attribute
         found = [root for root, tree in trees.items() if getattr(tree, label) == message.name]
         unknown = [root for root, tree in trees.items() if not getattr(tree, label)]
         unknown += only_on_disk
         return found + unknown, len(unknown)
 
     def _names(self, what: str) -> list[str]:
-        """Of which models or tenants something is cached, for who may have mistyped one."""
+        """The models or tenants with something cached, for a caller who may have mistyped one."""
         trees = self._books.forest.trees.values()
         return sorted({getattr(tree, what) for tree in trees} - {""})[:_NAMES_MAX]
 

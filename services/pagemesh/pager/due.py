@@ -1,4 +1,4 @@
-"""What the pager's actor has to do though nobody asks."""
+"""Work of the pager's actor that no request asks for."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TickDue:
-    """Time to look around."""
+    """Time for periodic work."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookDue:
-    """The disk tier has something to say."""
+    """The disk tier has reported something."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepDue:
-    """What was invalidated waits for its next turn."""
+    """More of what was invalidated waits to be freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutAwayDue:
-    """Time to keep on disk what is cached: the service stops."""
+    """Time to store on disk what is cached: the service is stopping."""
 
 
 Due = TickDue | LookDue | SweepDue | PutAwayDue

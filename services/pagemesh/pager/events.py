@@ -3,8 +3,9 @@
 The actor performs commands strictly in order: headers are written before the answer that
 hands the pages out, a lease word is changed before its holder is told.
 
-What every request brings and brings about is a msgspec struct: as frozen as a dataclass, and
-ten times quicker to make. None is ever part of a cycle, so the garbage collector need not look.
+The events and commands of ordinary requests are msgspec structs: as frozen as dataclasses, and ten
+times faster to create. None is ever part of a reference cycle, so the garbage collector need not
+look at them.
 """
 
 from __future__ import annotations
@@ -37,9 +38,8 @@ class RootEntry:
 class HeaderTable:
     """All headers of a pool, one entry a page. A header whose check word is wrong is INVALID.
 
-    ``tokens``: uint32 [page_count, page_size]. ``identities`` and ``parents`` are ledger
-    numbers; 0 is nobody. ``until_ms``: when each page is over, in the core's time; FOREVER_MS:
-    never.
+    ``tokens``: uint32 [page_count, page_size]. ``identities`` and ``parents`` are ledger numbers; 0
+    for none. ``until_ms``: when each page expires, in the core's time; FOREVER_MS: never.
     """
 
     states: NDArray[np.uint8]
@@ -80,9 +80,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class KeptPin:
-    """A pin as it outlives the pager: ``pages`` pages of the tree ``root``, the last of which has
-    that ``identity``, a ledger number that no other page ever has. ``expires_in_ms``: None for
-    never."""
+    """A pin in the form that outlives the pager: the first ``pages`` pages of a prefix in the tree
+    ``root``. The last of them has ``identity``, a ledger number that no other page ever gets.
+    ``expires_in_ms``: None for never."""
 
     name: str
     root: bytes
@@ -91,7 +91,7 @@ class KeptPin:
     expires_in_ms: int | None
 
     def after(self, passed_ms: int) -> KeptPin:
-        """The same, so much later."""
+        """This pin when ``passed_ms`` have passed."""
         left_ms = self.expires_in_ms
         return self if left_ms is None else replace(self, expires_in_ms=left_ms - passed_ms)
 
@@ -117,15 +117,15 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. Several times a second; but that nobody was heard for ``away_ms``, since the
-    pager itself was stopped, or the bus away, perhaps since before the last tick."""
+    """Time passed. For ``away_ms`` of it, which may have begun before the last tick, nobody could
+    be heard, since the pager was stopped or the bus was away."""
 
     away_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """There is a turn for what was invalidated and is not freed yet."""
+    """A turn to free some of what was invalidated."""
 
 
 Event = Asked | HolderDied | Recovered | Tick | Sweep | TierEvent
@@ -148,10 +148,10 @@ class Notify(msgspec.Struct, frozen=True, gc=False):
 class WriteHeaders(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Publish whole headers, in order. State, writer and root are the same for all.
 
-    ``sequences``: one a page. ``tokens``: packed ids, as many for each page; empty while
-    nothing is known of them. Identities count up from ``first_identity`` (0: they have none),
-    and each page's parent is the one before it; that of the first is ``parent``. ``until_ms``:
-    when they are over, unless something keeps them longer (``KeepUntil``).
+    ``sequences``: one a page. ``tokens``: packed ids, equally many for each page; empty while they
+    are not known. Identities count up from ``first_identity`` (0: they have none), and each page's
+    parent is the one before it; that of the first is ``parent``. ``until_ms``: when the pages
+    expire, unless extended by ``KeepUntil``.
     """
 
     pages: Pages
@@ -195,8 +195,8 @@ class SetStates(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class KeepUntil(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Committed ``pages``, which would be over some time, are kept ``until_ms``, or for longer if
-    their headers say so."""
+    """Extend the lifetime of those ``pages`` that are committed and would expire to ``until_ms``;
+    headers with a later time stay as they are."""
 
     pages: Pages
     until_ms: int
@@ -243,7 +243,7 @@ class ProbeHolder:
 
 @dataclass(frozen=True, slots=True)
 class KillHolder:
-    """End the process of an incarnation: it does not let go of pages that others wait for."""
+    """Kill the process of an incarnation, which does not let go of pages that others wait for."""
 
     incarnation: int
 

@@ -1,4 +1,4 @@
-"""Who wrote pages last that no lease has: the books have forgotten it, and headers say it still."""
+"""Who last wrote pages that no lease has: the books have forgotten it, but page headers tell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagemesh.wire.pager_reports import LedgerFault, PagerReport
 
 
 def named(message: Message, store: PoolStore, books: Books) -> Message:
-    """``message``; of a report, with the writers of pages that somebody should have."""
+    """``message``; in a report, faults without an owner name the last writers of their pages."""
     if type(message) is not PagerReport or not message.faults:
         return message
     faults = [

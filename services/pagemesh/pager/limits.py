@@ -1,4 +1,4 @@
-"""What a pager is told when it is made: the pool it keeps, and the limits it keeps to."""
+"""What a pager is created with: the facts of its pool, and its limits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pagemesh.wire.pool_format import EPOCH_SHIFT, LEASE_SLOT_COUNT_MAX
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """The pool of one pager life. ``epoch`` is the life of the pager, ``incarnation`` that
-    of the pool's memory; ``group``, ``layout_digest`` and ``path`` only travel."""
+    """The pool of one pager life. ``epoch`` numbers the life of the pager, ``incarnation``
+    identifies the pool's memory; ``group``, ``layout_digest`` and ``path`` are only passed on."""
 
     host: str
     epoch: int
@@ -42,7 +42,7 @@ class PoolFacts:
 
 _STAGED_BYTES_MIN, _STAGED_BYTES_MAX = 64 << 20, 1 << 30
 _STAGED_PAGES = 128
-"""A few bursts: a prompt's next part takes some dozens of pages from others at once."""
+"""Room for a few bursts: the next part of a prompt evicts some dozens of pages at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,55 +52,54 @@ class PagerLimits:
     session_ttl_ms: int = 5_000
     heartbeat_ms: int = 1_000
     ask_again_ms: int = 1_000
-    """Told to waiters; one that was silent for twice as long is forgotten."""
+    """How soon waiters are told to ask again; one that is silent for twice as long is forgotten."""
     ticket_ttl_ms_max: int = 60_000
     revoke_again_ms: int = 500
     probe_again_ms: int = 500
     settle_late_ms: int = 10_000
-    """For so long after the start nothing is taken back for want of pages that may be evicted once
-    every worker has declared what it holds."""
+    """While a worker has yet to declare what it holds, for this long at most, no lease is revoked
+    for want of pages that can be evicted once it has."""
     drain_late_ms: int = 1_000
-    """How long after it was told a holder may be busy with a step; from then on nobody counts on
-    what it was told to let go of, if others can give as much."""
+    """How long the holder of a revoked lease may be busy with a step. After that nobody counts on
+    the pages that it is to let go of, if others can give as many."""
     drain_ms_max: int = 5_000
-    """How long a holder that is silent may leave pages draining, others waiting, before it is
-    killed."""
+    """How long a silent holder may keep pages draining that others need before it is killed."""
     step_ms_max: int = 300_000
-    """What a step of a worker may take, which lets go of what was taken from it when it ends."""
+    """How long a worker's step may take; revoked pages are let go of when it ends."""
     declare_grace_ms: int = 3_000
-    """A lease younger than this is not missed in a declaration: its grant may be under way."""
+    """A lease younger than this may be missing from a declaration: its grant may be under way."""
     session_count_max: int = 256
     lease_count_max: int = LEASE_SLOT_COUNT_MAX
     ticket_count_max: int = 4_096
     waiter_count_max: int = 4_096
     in_flight_together_ms: int = 100
-    """Sequences that arrived at gateways within it are all the same age when one waits for
-    what another computes."""
+    """Sequences that arrived at gateways within this time count as equally old when one is to wait
+    for what another computes."""
     in_flight_stall_ms_max: int = 10_000
-    """How long a worker whose prefix is waited for may commit nothing."""
+    """How long a worker may commit nothing of a prefix that others wait for."""
     pin_share_max: float = 0.25
-    """Of the pool, that operators may pin in all."""
+    """The share of the pool that operators may pin in all."""
     pin_count_max: int = 256
     ended_count_max: int = 8_192
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
     staged_bytes_max: int = 0
-    """Of pages that were evicted and wait to be written to disk. 0: what fits pages and pool."""
+    """Bytes of evicted pages that may wait to be written to disk. 0: see ``staged_pages_max``."""
     mover_rest_ms: int = 5_000
-    """How long a worker that did not move pages of a device is not asked to."""
+    """How long a worker that failed to move pages of a device is not asked again."""
     mover_slow_ms: int = 2_000
-    """One that has been filling pages for so long is given no others."""
+    """A worker that has been filling pages for longer than this is given no others."""
     declare_parts_max: int = 4_096
     declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
-    """In all parts of a declaration, whose numbers are kept until the last one comes."""
+    """Leases in all parts of a declaration, whose ids are kept until the last part comes."""
 
     @property
     def busy_drain_ms_max(self) -> int:
-        """How long a holder that beats may: as much longer as its step may take."""
+        """``drain_ms_max`` for a holder that sends heartbeats: longer by what a step may take."""
         return self.step_ms_max + self.drain_ms_max
 
     def staged_pages_max(self, facts: PoolFacts) -> int:
-        """How many pages may wait to be written. Unless a limit is given: room for 128, at most 1
-        GiB and half of the pool, but 64 MiB of any pool."""
+        """How many pages may wait to be written. Unless ``staged_bytes_max`` is given: room for 128
+        pages, at most 1 GiB and half of the pool, but never less than 64 MiB."""
         staged_bytes = self.staged_bytes_max
         if not staged_bytes:
             pool_bytes = facts.page_count * facts.page_bytes

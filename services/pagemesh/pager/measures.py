@@ -1,6 +1,6 @@
-"""What the pager shows to Prometheus, and the spans of what it does.
+"""The pager's Prometheus metrics and trace spans.
 
-Utilisation is *pinned and held* pages; idle cache is not pressure.
+Utilisation counts *pinned and held* pages; idle cached pages are no pressure.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _tokens = metrics.counter(
     "Tokens of prompts that are cached or lately were, by what became of them.",
     ["fate"],
 )
-# Each request counts in one of these: finding it by its labels takes longer than counting. They
-# are bounded as the labels are, by the messages that there are.
+# Cached, since finding a counter by its labels takes longer than counting. The cache is bounded as
+# the labels are, by the number of message types.
 _answers_of = cache(_answers.labels)
 
 _SAMPLE_MS = 400
-"""How often the ledger is read; while routers have news to hear, ticks come more often."""
+"""How often the ledger is read; ticks come more often while there are page events to publish."""
 _WASTE_MS = 1_000
-"""How often waste is counted, which takes a look at every lease."""
+"""How often waste is counted, which looks at every lease."""
 _WORTH_A_SPAN = {
     "pager.admit", "pager.extend", "pager.commit", "pager.fork", "pager.release",
     "pager.offer", "pager.redeem", "pager.withdraw", "pager.cancel_ticket",
@@ -80,25 +80,25 @@ _WORTH_A_SPAN = {
 
 
 class Measures:
-    """Gauges and counters of one pager life; counters go on over lives."""
+    """Gauges and counters of one pager life; counters continue across lives."""
 
     def __init__(self) -> None:
         self._left_pages = dict.fromkeys(Why, 0)
         self._fates: dict[str, int] = {}
         _tenants.clear()
         self._tenants: set[str] = set()
-        """That have lines of their own now."""
+        """Tenants that have series of their own now."""
         self._preempted_count = 0
         self._saved_tokens = 0
         self._before = (0, 0)
         self._due_ms = self._waste_due_ms = 0
 
     def before(self, books: Books) -> None:
-        """A request comes: note what was evicted and preempted so far."""
+        """Before an event is handled: note what was evicted and preempted so far."""
         self._before = (books.pool.evicted, books.preempted_count)
 
     def look(self, books: Books) -> None:
-        """``sample``, if that was not done just now."""
+        """``sample``, unless that was done just now."""
         if books.now_ms >= self._due_ms:
             self._due_ms = books.now_ms + _SAMPLE_MS
             self.sample(books)
@@ -125,8 +125,8 @@ class Measures:
         self._preempted_count = books.preempted_count
 
     def _sample_fates(self, books: Books) -> None:
-        """Of prompts that were admitted, each once, at once or from the queue. What is admitted
-        again counts apart: its own pages are what it finds."""
+        """Tokens of admitted prompts, each prompt once, whether it was queued or not. Prompts
+        admitted again count apart: what they find cached is their own pages."""
         fates = {"delivered": books.cached_tokens, "admitted_again": books.again_tokens}
         fates |= {f"lost_{reason}": count for reason, count in books.lost_tokens.items()}
         for fate, count in fates.items():
@@ -149,7 +149,7 @@ class Measures:
         _contiguous.set(waste.contiguous_slots)
 
     def _sample_tenants(self, books: Books) -> None:
-        """Their names and number are the operator's, who lists their limits."""
+        """Label values are bounded: only tenants whose limits the operator lists have accounts."""
         _held_back.set(books.waiting.count - len(books.waiting))
         accounts = books.accounts.by_tenant
         for tenant in self._tenants - accounts.keys():
@@ -209,7 +209,7 @@ class Measures:
 
 
 def own_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """Resident memory of this process that no file is mapped to; 0 where nothing tells."""
+    """Resident memory of this process in bytes, without mapped files; 0 if it cannot be read."""
     try:
         lines = status.read_text().splitlines()
     except OSError:

@@ -1,10 +1,9 @@
 """The pager's event stream: which keyed prefix ids are cached.
 
-Keys are derived here, after the answer is out: cryptography stays off the path of requests. It
-takes two to three microseconds a page, so what a restart finds is worked off a part at a time,
-while the pager serves.
-Changes are collected and published together a few times a second; a gap in their sequence,
-or a late listener, is mended by a snapshot.
+Keys are derived here, after the answer is sent, to keep cryptography off the path of requests. A
+key takes two to three microseconds, so the pages that a restart finds are keyed in parts, while the
+pager serves. Changes are collected and published together a few times a second; a listener that is
+late or sees a gap in their sequence asks for a snapshot.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 SNAPSHOT_KEYS_MAX = 65_536
 CHANGED_KEYS_MAX = 65_536
 _KEYS_PER_DROP, _DROPPED_PER_KEY = 2, 32
-"""Pages whose keys are known are dropped as quickly as two keys are made, and one more for every 32
+"""The cost of a drop, whose keys are known: that of making two keys, and one more for every 32
 pages."""
 
 
@@ -36,35 +35,35 @@ class PageEvents:
         self._keys: NDArray[np.uint64] = np.zeros(facts.page_count, np.uint64)
         self._cached = np.zeros(facts.page_count, bool)
         self._changes: list[tuple[NDArray[np.uint64], bool]] = []
-        """Keys and whether they were cached by that, in order; since the last event."""
+        """Since the last event, in order: keys, and whether they became cached or ceased to be."""
         self._changed_count = 0
         self._noted: deque[PagesStored | PagesDropped] = deque()
-        """What ``work`` has to do, in order. It grows at a restart, whose pages have no keys yet;
-        what a turn of a sweep frees is worked off in that turn."""
+        """What ``work`` has to do, in order. Gets long only after a restart, when pages have no
+        keys yet; what one turn of a sweep frees is done in that turn."""
         self.sequence = 0
 
     @property
     def is_behind(self) -> bool:
-        """There is more to ``work`` off."""
+        """Whether there is more for ``work`` to do."""
         return bool(self._noted)
 
     @property
     def has_news(self) -> bool:
-        """Something changed that nobody was told."""
+        """Whether there are changes to publish."""
         return bool(self._changes)
 
     @property
     def is_full(self) -> bool:
-        """So much has changed that it should be published now."""
+        """Whether so much has changed that it should be published now."""
         return self._changed_count >= CHANGED_KEYS_MAX
 
     def note(self, command: PagesStored | PagesDropped) -> None:
-        """Pages were stored or dropped: listeners hear of it once ``work`` came to it."""
+        """Pages were stored or dropped: listeners hear of it after ``work`` has got to it."""
         self._noted.append(command)
 
     def work(self, pages_max: int) -> None:
-        """Take up what was noted, in order, for as long as it takes to make the keys of
-        ``pages_max`` pages, or a little longer: what came in one command stays together."""
+        """Process what was noted, in order, for as long as it takes to make the keys of
+        ``pages_max`` pages, or a little longer: a command is never split."""
         while self._noted and pages_max > 0:
             command = self._noted.popleft()
             if isinstance(command, PagesStored):
@@ -90,7 +89,8 @@ class PageEvents:
         )
 
     def snapshot(self, first: int) -> PagesSnapshot:
-        """A part of the listing as it is now; ``take`` has just been called."""
+        """A part of the cached keys as they are now. Call ``take`` first, so that no change
+        waits."""
         keys = self._keys[self._cached]
         part = keys[first : first + SNAPSHOT_KEYS_MAX]
         return PagesSnapshot(
@@ -116,7 +116,7 @@ class PageEvents:
     def _dropped(self, command: PagesDropped) -> None:
         pages = where(command.pages)
         self._cached[pages] = False
-        self._change(self._keys[pages].copy(), False)  # the pages are soon those of other keys
+        self._change(self._keys[pages].copy(), False)  # these pages soon get other keys
 
     def _change(self, keys: NDArray[np.uint64], cached: bool) -> None:
         if len(keys):
@@ -127,12 +127,12 @@ class PageEvents:
 def _settled(
     changes: list[tuple[NDArray[np.uint64], bool]],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The keys that are cached and those that are not in the end, each in the order of the last
+    """The keys that end up cached, and those that do not, each in the order of their last
     changes."""
     keys = np.concatenate([part for part, _ in changes])
     cached = np.repeat([cached for _, cached in changes], [len(part) for part, _ in changes])
     ordered = np.sort(keys)
-    if (ordered[1:] != ordered[:-1]).all():  # as a rule; to find which came last takes long
+    if (ordered[1:] != ordered[:-1]).all():  # the usual case; finding last changes takes long
         return keys[cached], keys[~cached]
     from_end = np.unique(keys[::-1], return_index=True)[1]
     last = np.sort(len(keys) - 1 - from_end)

@@ -1,13 +1,13 @@
-"""Pages and pins counted anew from those who have them, to find what the books have lost.
+"""Recounts pages and pins from their owners, to find what the books have lost.
 
-    page   held or draining: of one lease, of one read from disk, or left by an earlier life
-           committed and in use: of one pinned edge
-    pin    of an edge: each lease, read from disk and operator's pin that ends there, and each
-           pinned edge below it
+    page   held or draining: owned by one lease or one load, or left by an earlier life
+           committed and in use: in one pinned edge
+    pins   of an edge: one for each lease, load and operator's pin that ends there, and for each
+           pinned edge right below it
 
-What does not agree is a bug, and would show only much later: as pages that nobody can have any
-more, or as pages that are given away while somebody reads them. It takes a step for each lease
-and for each edge in use, none for what is idle.
+Any difference is a bug that would otherwise show only much later: as pages that nobody can get any
+more, or as pages that are given away while somebody reads them. A recount takes a step for each
+lease and for each edge in use, and none for idle edges.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pagemesh.wire.pool_format import HeaderState
 FAULTS_MAX = 32
 _PAGES_NAMED_MAX = 8
 _EDGES_MAX = 50_000
-"""In use, that one turn of the pager has time to count."""
+"""Edges in use that one turn of the pager has time to count."""
 _ROOT_DIGITS = 12
 _HELD, _DRAINING = int(HeaderState.HELD), int(HeaderState.DRAINING)
 _COMMITTED, _FREE = int(HeaderState.COMMITTED), int(HeaderState.FREE)
 _NAMES = {_FREE: "free", _HELD: "held", _COMMITTED: "cached", _DRAINING: "draining"}
 
 Owner = Lease | Node | None
-"""None: what is being read from disk, or was left by an earlier life of the pager."""
+"""None: pages that are being read from disk, or were left by an earlier life of the pager."""
 
 
 @dataclass(slots=True)
 class Recount:
-    """``leased_pages``: of all leases. ``are_pins_counted``: not when too many edges are in use."""
+    """``leased_pages``: held by leases. ``are_pins_counted``: False for too many edges in use."""
 
     faults: list[LedgerFault] = field(default_factory=list)
     leased_pages: int = 0
@@ -50,21 +50,22 @@ class Recount:
 
 @dataclass(slots=True)
 class _Pins:
-    """``anchored``: how many end at an edge; ``wanted``: how many pins that edge should have."""
+    """By edge. ``anchored``: how many leases, loads and operators' pins end there; ``wanted``: how
+    many pins it should have, 1 for each of them and for each needed edge below it."""
 
     anchored: dict[Node, int]
     wanted: dict[Node, int]
 
 
 def owner_of(books: Books, lease: Lease) -> str:
-    """Whose ``lease`` is, for people; ``?`` when nobody of its incarnation has spoken yet."""
+    """The owner of ``lease``, for people to read; ``?`` while its incarnation is not known."""
     session = books.sessions.get(lease.incarnation)
     worker = session.worker if session is not None and session.worker else "?"
     return f"ticket of {worker}" if lease.ticket else worker
 
 
 def recount(books: Books) -> Recount:
-    """What does not add up, at most ``FAULTS_MAX`` things."""
+    """Count anew. Lists at most ``FAULTS_MAX`` things that do not add up."""
     found = Recount()
     found.leased_pages = sum(len(lease.held_pages) for lease in books.leases.values())
     found.faults += _counters(books)
@@ -83,7 +84,7 @@ def recount(books: Books) -> Recount:
 
 
 def _counters(books: Books) -> Iterator[LedgerFault]:
-    """Is what is counted as it goes what the states of pages say?"""
+    """Compare the running counters with the states of pages."""
     pool = books.pool
     counts = np.bincount(pool.states, minlength=len(HeaderState)).tolist()
     said = {
@@ -97,7 +98,7 @@ def _counters(books: Books) -> Iterator[LedgerFault]:
 
 
 def _parts(books: Books, edges: Iterable[Node]) -> Iterator[tuple[Owner, Pages, int]]:
-    """Who has which pages, and the state that these have then."""
+    """Owners, their pages, and the state that these should have."""
     for lease in books.leases.values():
         state = _DRAINING if lease.life.state is LeaseState.REVOKED else _HELD
         for pages in lease.copies:
@@ -119,8 +120,8 @@ def _parts(books: Books, edges: Iterable[Node]) -> Iterator[tuple[Owner, Pages, 
 def _page_faults(books: Books, edges: Iterable[Node]) -> Iterator[LedgerFault]:
     edges = list(edges)
     states = books.pool.states
-    marks = bytearray(books.pool.total)  # quicker than numpy with runs, of which most parts are
-    due = np.frombuffer(marks, np.uint8)  # the state that its owner counts on
+    marks = bytearray(books.pool.total)  # faster than numpy for runs, as most parts are
+    due = np.frombuffer(marks, np.uint8)  # the state that a page's owner counts on
     twice = np.zeros(books.pool.total, bool)
     for _, pages, state in _parts(books, edges):
         if isinstance(pages, Run) and marks.count(0, pages.start, pages.stop) == len(pages):
@@ -149,7 +150,7 @@ def _page_faults(books: Books, edges: Iterable[Node]) -> Iterator[LedgerFault]:
 
 
 def _pins(books: Books) -> _Pins | None:
-    """Counted from those who need them, as the tree does when they come; None for too many."""
+    """Count the pins needed, as the tree does when one is added; None for too many edges."""
     pins = _Pins({}, {})
     anchored, wanted = pins.anchored, pins.wanted
     for anchor in books.anchors():
@@ -167,8 +168,8 @@ def _pins(books: Books) -> _Pins | None:
 
 
 def _pin_faults(books: Books, pins: _Pins) -> Iterator[LedgerFault]:
-    """Edges with too many pins, or too few. One that nobody needs is found from the edge where
-    its path meets what is needed: that has one pin too many then, if only a root does."""
+    """Edges with too many pins, or too few. A pinned edge that nobody needs is found from where its
+    path joins a needed edge, or else the root: that has a pin too many."""
     wanted, forest = pins.wanted, books.forest
     roots = [tree.root for tree in (*forest.trees.values(), *forest.retired.values())]
     doubtful = [node for node in roots if node.pins != wanted.get(node, 0)]

@@ -2,14 +2,14 @@
 
     header                        in the new ledger
     FREE                          free
-    COMMITTED, its chain whole    idle, in the tree, until when the header says
-    HELD or DRAINING              draining, claimed by its writer while that lives; else free
-    torn, or its chain broken     draining in limbo while anybody lives; else free
+    COMMITTED, its chain whole    idle, in the tree, until the time in the header
+    HELD or DRAINING              draining, claimed by its writer while it lives; else free
+    torn, or its chain broken     draining in limbo while any holder lives; else free
 
-How the tree is found in the headers: ``regrow``.
+``regrow`` rebuilds the tree from the headers.
 
-Whoever was alive at the restart may still read committed pages that no lease of ours pins, so
-nothing is evicted until each of them has declared what it holds, or is proven dead.
+Workers that were alive at the restart may still read committed pages that no lease of the new
+ledger pins, so nothing is evicted until each of them has declared what it holds, or is proven dead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pagemesh.wire.tokens import EMPTY, U32, unpack, unpack_extents
 
 
 class Recovery:
-    """Rebuilding at the start; declarations then and later."""
+    """Rebuilds the books at the start; handles declarations then and later."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Recovery:
     # The start
 
     def recover(self, event: Recovered) -> None:
-        """Take over what an earlier life left. Raises ``AssertionError`` when something has
-        happened before, or when ledger numbers would go backwards."""
+        """Take over what an earlier life left. Raises ``AssertionError`` if this is not the first
+        event, or if ledger numbers would go backwards."""
         books, headers = self._books, event.headers
         assert not books.sessions and books.pool.free == books.pool.total, "recovered too late"
         newest = max(int(headers.sequences.max()), int(headers.identities.max()))
@@ -100,7 +100,7 @@ class Recovery:
             books.late.append(
                 PagesStored(edge.tree.digest, last(node.parent.pages), node.pages, node.tokens)
             )
-        self._pins.restore(event.pins, edges)  # it cuts edges
+        self._pins.restore(event.pins, edges)  # last: it splits edges
         books.settle()
 
     def _adopt_roots(self, event: Recovered) -> None:
@@ -113,7 +113,7 @@ class Recovery:
     def _claim(
         self, headers: HeaderTable, used: NDArray[np.bool_], states: NDArray[np.uint8]
     ) -> None:
-        """Leave pages draining that somebody alive may write or read."""
+        """Leave pages draining that a living worker may still write or read."""
         books = self._books
         held = used & (
             (headers.states == HeaderState.HELD) | (headers.states == HeaderState.DRAINING)
@@ -130,8 +130,8 @@ class Recovery:
     # Declarations
 
     def declare(self, message: Declare) -> Message:
-        """Take up a part of a declaration, at once, so that a long one leaves others their turns;
-        with the last one to come, what was not named is over."""
+        """Process one part of a declaration right away, so that a long one does not hold up others.
+        After the last part to come, leases that no part named are over."""
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         if message.part >= message.parts:
@@ -166,23 +166,23 @@ class Recovery:
         return Declared(lost=begun.lost)
 
     def _take_up(self, session: Session, begun: Declaration, lines: list[HeldLease]) -> None:
-        """Confirm what a part names, or count it as lost."""
+        """Confirm the leases that a part names, or list them as lost."""
         books = self._books
         lost = [held for held in lines if not self._confirm(session, held)]
         begun.named.update(held.lease for held in lines)
         begun.lost += [held.lease for held in lost]
         begun.line_count += len(lines)
         if session.incarnation in books.unsettled:
-            # What was restored is held now, and nobody's claim any more.
+            # Pages of restored leases are held now: they are no longer claimed, or in limbo.
             session.claimed = self._draining_of(session.claimed)
             books.limbo = self._draining_of(books.limbo)
             self._keep_from(session, lost)
 
     def _conclude(self, session: Session, whole: Declaration) -> None:
-        """All parts were taken up: whatever else ``session`` seems to hold it does not."""
+        """All parts are processed: end the other leases that the books have for ``session``."""
         books = self._books
         for lease_id in [one for one in session.letting_go if one not in whole.named]:
-            books.let_go(session, lease_id)  # released, before it heard that it was lost
+            books.let_go(session, lease_id)  # released before the worker heard of the loss
         for lease in list(session.leases.values()):
             age_ms = whole.since_ms - lease.granted_ms
             if (
@@ -201,8 +201,8 @@ class Recovery:
         return draining
 
     def _keep_from(self, session: Session, lost: list[HeldLease]) -> None:
-        """A running step may still write pages of lost leases: until the worker says that it
-        has let go of each, they drain. (An offered lease has no writer.)"""
+        """Keep the pages of lost leases draining, since a running step may still write them, until
+        the worker says that it has let go of each. (An offered lease has no writer.)"""
         claimed, kept = session.claimed, np.zeros(len(session.claimed), bool)
         for held in lost:
             if held.ticket is None:
@@ -215,18 +215,18 @@ class Recovery:
         session.claimed = claimed[~kept]
 
     def _confirm(self, session: Session, held: HeldLease) -> bool:
-        """Whether the worker may go on believing in ``held``."""
+        """Whether the worker still has the lease ``held``, which is restored if need be."""
         books = self._books
         lease = books.leases.get(held.lease)
         if lease is None and session.incarnation in books.unsettled:
             closed = books.closed.get(held.ticket) if held.ticket is not None else None
             if closed is None or closed.lease.id != held.lease:
-                return self._restore(session, held)  # or it was, by a declaration that broke off
+                return self._restore(session, held)  # else restored by one that broke off
         if held.ticket is not None:
             return self._confirm_offer(session, held, lease)
         if lease is None or lease.incarnation != session.incarnation:
             return False
-        # Of one that is revoked its Revoke tells, which is repeated until acknowledged.
+        # If it is revoked, its Revoke says so, and is repeated until acknowledged.
         return lease.life.state in (LeaseState.HELD, LeaseState.REVOKED)
 
     def _confirm_offer(self, session: Session, held: HeldLease, lease: Lease | None) -> bool:
@@ -234,14 +234,14 @@ class Recovery:
         assert held.ticket is not None
         ticket = books.tickets.get(held.ticket) or books.closed.get(held.ticket)
         if ticket is None or ticket.withdrawn:
-            # Its Offer is on its way here, or our answer to its Withdraw: the lease is held.
+            # Its Offer is on its way here, or our answer to its Withdraw: is the lease held?
             return lease is not None and session.by_key.get(lease.key) is lease
         if ticket.offerer == session.incarnation and ticket.life.state is not TicketState.OFFERED:
             self._handover.tell_closed(ticket)
         return True
 
     def _restore(self, session: Session, held: HeldLease) -> bool:
-        """Take up a lease of an earlier life, if all of it still stands."""
+        """Restore a lease of an earlier life, and return True, if all of it is still valid."""
         books = self._books
         pages = unpack_extents(held.extents, page_count_max=books.facts.page_count)
         size, filled = books.facts.page_size, len(held.tokens) // 4
@@ -262,7 +262,7 @@ class Recovery:
         ):
             return False
         tree = tree_of(books, held.root, held.terms)
-        if not tree.model:  # until somebody is admitted to it
+        if not tree.model:  # provisional, until an admission
             tree.model, tree.terms = session.model, held.terms
         match = books.forest.match(tree.root, held.tokens, filled // size, is_over_too=True)
         above = books.forest.table(match.node)
@@ -301,7 +301,7 @@ class Recovery:
 
 
 def _places(claimed: U32, pages: U32) -> NDArray[np.intp]:
-    """Where those of ``pages`` that are among ``claimed`` (ascending) are in there."""
+    """The indexes in ``claimed`` (ascending) of those ``pages`` that are in it."""
     if not len(claimed):
         return np.empty(0, np.intp)
     at = np.searchsorted(claimed, pages)

@@ -1,13 +1,13 @@
 """The prefix tree of an earlier pager life, grown again from page headers.
 
-A page is believed only when its header is whole, its parent is believed, under the same root,
-and no other page with the same tokens hangs there. Identities grow with commits, so sorting by
+A page is believed only if its header is whole, its parent is believed and under the same root, and
+no other child of that parent holds the same tokens. Identities grow with commits, so sorting by
 them puts every parent before its children.
 
-Edges, not pages, cost steps of Python. A *run* is pages that follow each other in identity and
-chain, as one commit made them; a *chain* is runs of which each is the only one that goes on where
-the one before it ends, as an answer leaves them that was committed page by page beside others.
-Every chain becomes one edge, or several where the first pages are kept for longer than the others.
+Python steps are spent on edges, not on pages. A *run* is pages adjacent in the order of identities,
+each the parent of the next, as one commit makes them. A *chain* is runs, each the only continuation
+of the one before it, as an answer leaves them that is committed page by page beside others. Every
+chain becomes one edge, or several if its first pages are kept for longer than the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Times = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge that was believed, the tree it is in and the identity of its last page."""
+    """An edge that was grafted, its tree and the identity of its last page."""
 
     node: Node
     tree: Tree
@@ -51,7 +51,7 @@ class _Chain:
 
 
 def regrow(forest: Forest, headers: HeaderTable, page_size: int) -> list[Edge]:
-    """Graft every page whose chain is whole. Returns the edges, parents first."""
+    """Graft every page whose path to the root is whole. Returns the edges, parents first."""
     trees = {tree.index: tree for tree in forest.trees.values()}
     ends: dict[int, Edge] = {}
     """By the identity of its last page."""
@@ -73,15 +73,15 @@ def regrow(forest: Forest, headers: HeaderTable, page_size: int) -> list[Edge]:
             edges.append(edge)
             if chain.until_ms < FOREVER_MS:
                 forest.lifetimes.resume(grafted, max(chain.until_ms, forest.now_ms))
-            elif above.expires_ms < FOREVER_MS:  # a pager died before it had said so
+            elif above.expires_ms < FOREVER_MS:  # a pager died before it wrote that
                 forest.lifetimes.keep(above, FOREVER_MS)
             ends[chain.last_identity] = edge
     return edges
 
 
 def by_last_use(edges: list[Edge]) -> list[Node]:
-    """The nodes of ``edges`` (parents first), those that grew last at the end, and each after all
-    that is below it. When something was read, no header says."""
+    """The nodes of ``edges`` (parents first): the ones that grew last at the end, and each after
+    everything below it. Headers do not tell when a page was last read."""
     newest: dict[Node, int] = {}
     for edge in reversed(edges):
         node = edge.node
@@ -92,7 +92,7 @@ def by_last_use(edges: list[Edge]) -> list[Node]:
 
 
 def _chains(headers: HeaderTable, page_size: int) -> Iterator[_Chain]:
-    """Parents come before what hangs below them."""
+    """All chains, parents before children."""
     full = (headers.states == HeaderState.COMMITTED) & (headers.counts == page_size)
     candidates = np.flatnonzero(full)
     order = candidates[np.argsort(headers.identities[candidates], kind="stable")]
@@ -131,14 +131,16 @@ def _chains(headers: HeaderTable, page_size: int) -> Iterator[_Chain]:
 
 
 def _until_ms(own: _Times, heads_at: _Index) -> _Times:
-    """Until when pages are kept, given what each says of itself: who uses a page uses those before
-    it, so what the later ones say holds for them. ``heads_at``: where chains start."""
+    """Until when pages are kept, given what the header of each says (``own``). Using a page uses
+    all pages before it, so each is kept at least as long as those after it in its chain.
+    ``heads_at``: where chains start."""
     if (own == FOREVER_MS).all():
         return own
     times, ranks = np.unique(own, return_inverse=True)
     chains = np.zeros(len(own), np.intp)
     chains[heads_at] = 1
-    # From the end on, so that the greatest so far is never one of another chain.
+    # Accumulated from the end; ``before`` grows towards the front, so that the maximum so far is
+    # never one of another chain.
     before = (len(heads_at) - np.cumsum(chains)) * len(times)
     ranks = np.maximum.accumulate((before + ranks)[::-1])[::-1] - before
     return times[ranks]
@@ -147,8 +149,9 @@ def _until_ms(own: _Times, heads_at: _Index) -> _Times:
 def _linked(
     parents: _Numbers, firsts: _Numbers, lasts: _Numbers, roots: U32
 ) -> tuple[_Index, _Index]:
-    """Which run starts the chain of each run, and how many runs it is from there. ``parents``:
-    after which page each run goes on; ``firsts`` and ``lasts``: its first and last page."""
+    """For each run, the run that starts its chain, and how many runs it is from there. All are
+    given by identity: ``parents``, the page that each run continues from; ``firsts`` and ``lasts``,
+    its first and last page."""
     runs = np.arange(len(parents))
     order = np.argsort(lasts)
     at = np.minimum(np.searchsorted(lasts[order], parents), len(runs) - 1)
@@ -159,7 +162,7 @@ def _linked(
     only = found & (children[above] == 1) & (roots[above] == roots) & (parents < firsts)
     heads = np.where(only, above, runs)
     places = only.astype(np.intp)
-    # Each look doubles how far it reaches, so the longest chain takes a few.
+    # Pointer jumping: each round doubles the reach, so the longest chain takes few.
     while True:
         further = heads[heads]
         if np.array_equal(further, heads):

@@ -59,7 +59,7 @@ def _disk_place(config: ServiceConfig) -> DiskPlace | None:
 
 
 def remove_unused_tier(settings: PagerSettings) -> None:
-    """Let go of pages that an earlier pager kept in the host's memory, if this one does not."""
+    """Remove pages that an earlier pager kept in the host's memory, if this one keeps none."""
     if settings.disk is None or settings.disk.medium == "disk":
         remove_unused(DiskPlace(settings.folder, settings.host, 0, b"", "memory"))
 

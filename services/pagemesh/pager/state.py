@@ -1,14 +1,14 @@
-"""``PagerCore``: events in, commands out. The whole decision of the pager, without I/O.
+"""``PagerCore``: events in, commands out. Everything that a pager decides, without I/O.
 
     Asked        -> the request's handler; a fault becomes a ``Refused`` and changes nothing
     HolderDied   -> its leases end, its pages are free
     Recovered    -> ledger and tree of an earlier life are rebuilt (once, first)
-    Tick         -> sessions and tickets expire, the silent are chased
+    Tick         -> sessions and tickets expire, silent holders are chased
     Sweep        -> a turn's worth of what was invalidated is freed
     TierEvent    -> what the disk has found, written, read, or failed at
 
-After each, waiters are served if something became available. See ``books`` for what is known
-and the modules beside it for what is decided.
+After each event, waiters are served if something became available. See ``books`` for the state, and
+the modules beside it for the decisions.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ Handler = Callable[[Any], Message]
 
 
 class PagerCore:
-    """One pager life over one pool. ``policy`` evicts for those without a quota, one made by
-    ``new_policy`` for each tenant with one. ``books`` may be a subclass (simulators plant bugs
-    so)."""
+    """One pager life over one pool. ``policy`` evicts for all without a quota; ``new_policy`` makes
+    one for each tenant with a quota. ``books`` may be a subclass, for simulators to plant bugs."""
 
     def __init__(
         self,
@@ -139,11 +138,11 @@ class PagerCore:
         }
 
     def handle(self, event: Event, now_ms: int) -> list[Command]:
-        """What is to be done about ``event``, in order. ``now_ms`` is monotonic."""
+        """The commands to perform for ``event``, in order. ``now_ms`` is monotonic."""
         books = self.books
         books.now_ms = books.forest.now_ms = now_ms
         books.out, books.late, books.freed = [], [], False
-        if isinstance(event, Asked):  # of most events; quicker than to match it
+        if isinstance(event, Asked):  # as most are; faster than ``match``
             books.trace, message = event.trace, event.message
             try:
                 answer = self._handlers.get(type(message), _refuse)(message)
@@ -167,7 +166,7 @@ class PagerCore:
 
     @property
     def is_sweeping(self) -> bool:
-        """``Sweep`` is of use at once."""
+        """Whether a ``Sweep`` has something to free now."""
         return self._sweeps.is_due
 
     def report(self) -> PagerReport:
@@ -181,7 +180,7 @@ class PagerCore:
         self._sweeps.check()
 
     def _take_note(self, event: HolderDied | Recovered | Tick | Sweep | TierEvent) -> None:
-        """Of what nobody asked for."""
+        """Handle an event that is no request."""
         match event:
             case HolderDied(incarnation):
                 self._sessions.bury(incarnation)
@@ -211,7 +210,7 @@ class PagerCore:
         books.freed = books.freed or books.waiting.count > 0
 
     def _tell_lives(self) -> None:
-        """Headers say until when what was used is kept."""
+        """Write into headers until when pages that were used are kept."""
         out, untold = self.books.out, self._untold
         for node in untold:
             pages, until_ms = node.pages, node.expires_ms

@@ -1,4 +1,4 @@
-"""What the disk tier shows to Prometheus."""
+"""The disk tier's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _rates_of(disk: DiskTier | None) -> dict[str, float]:
 
 
 class TierMeasures:
-    """Gauges and counters of one pager life; counters go on over lives."""
+    """Gauges and counters of one pager life; counters continue across lives."""
 
     def __init__(self) -> None:
         self._counts = self._before = TierCounts()
-        """Of the tier that was seen last, and what of that was told."""
+        """The counts of the tier that was seen last, and those already added to the metrics."""
 
     def failed(self) -> None:
         """The disk tier was given up."""
@@ -51,7 +51,7 @@ class TierMeasures:
             _rates.labels(name).set(rate)
         if disk is not None:
             self._counts = disk.counts
-        self._tell()  # when it was given up, what happened before
+        self._tell()  # after it was given up: what happened before
 
     def _tell(self) -> None:
         for fate, count in asdict(self._counts).items():
