@@ -1,1 +1,1 @@
-"""What lies in files and shared memory: the pool, its headers, stored pages; who holds it."""
+"""Files and shared memory: the pool, its headers, its holders, and pages stored elsewhere."""

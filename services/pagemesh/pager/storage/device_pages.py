@@ -1,16 +1,16 @@
-"""Pages on a device, moved by the hand of a worker: the pager has no device.
+"""Pages on a device, which workers copy for the pager: it uses no device itself.
 
-    take    pool --a worker copies--> [ staging ] --> bytes that are ours
+    take    pool --a worker copies--> [ staging ] --> our own copy of the bytes
     fill    bytes that were read and verified --> [ staging ] --a worker copies--> pool
 
-Staging is memory of the host that pager and worker have mapped both. Whom the copy is asked of
-matters, since a worker may stand still in the middle of it and go on whenever it likes:
+Staging is host memory that both the pager and the worker map. It matters which worker is asked for
+a copy, since one may stall in the middle of it and resume at any time:
 
-- *out of the pool* any will do. One that does not answer soon is left alone for a while, and the
-  staging memory, into which it may write still, is given up for another.
-- *into the pool* it is the worker in whose name the pages are held (their headers say so): nothing
-  else happens to them until it has answered, or its process has ended. The next pager leaves them
-  draining until then, as it does with all that a worker may be writing.
+- *Out of the pool*, any worker will do. One that does not answer soon is not asked again for a
+  while, and the staging memory, to which it may still write, is abandoned.
+- *Into the pool*, it is the worker in whose name the pages are held (their headers say so). Nothing
+  else happens to them until it has answered or its process has ended. A new pager leaves them
+  draining until then, like everything that a worker may be writing.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from pagemesh.wire.pool_memory import MOVED_PAGES_MAX, Direction, MovePages
 from pagemesh.wire.tokens import U32, pack_extents
 
 OUT_S_MAX, PATIENT_S_MAX = 0.5, 4.0
-"""What a worker may take to copy pages out; the pager does nothing else meanwhile."""
+"""How long a worker may take to copy pages out, usually and if ``is_patient``; the pager does
+nothing else meanwhile."""
 _REST_S = 5.0
-"""How long one that did not answer is not asked."""
+"""How long a worker that did not answer is not asked again."""
 _STAGING_BYTES_MAX = 32 << 20
 _IDLE_STAGING_MAX = 2
 _log = get_logger(__name__)
 
 
 class _Staging:
-    """Rows of a page each, in a file without a name."""
+    """Rows of one page each, in an anonymous file in memory."""
 
     def __init__(self, row_count: int, page_bytes: int) -> None:
         self.descriptor = os.memfd_create("pagemesh-staging", os.MFD_CLOEXEC)
@@ -59,12 +60,12 @@ class _Staging:
         self.rows: Bytes = np.frombuffer(mapped, np.uint8).reshape(row_count, page_bytes)
 
     def close(self) -> None:
-        """The map goes with the last view of it."""
+        """Close the file; its mapping goes with the last view of it."""
         os.close(self.descriptor)
 
 
 class DevicePages:
-    """Of one pool and one life of the pager. ``page_bytes.PageBytes`` says what is what."""
+    """The device pages of one pool, for one life of the pager. See ``page_bytes.PageBytes``."""
 
     def __init__(self, facts: PoolFacts, memory: PoolMemory, holders: Holders) -> None:
         self._facts, self._memory, self._holders = facts, memory, holders
@@ -75,7 +76,7 @@ class DevicePages:
         self._lock = threading.Lock()
         """Held while ``_idle`` is changed."""
         self._resting: dict[str, float] = {}
-        """Until when workers, by the names of their locks, are not asked to copy pages out."""
+        """By name of its lock, until when a worker is not asked to copy pages out."""
 
     @property
     def can_take(self) -> bool:
@@ -104,7 +105,7 @@ class DevicePages:
     # On threads
 
     def staging(self) -> _Staging:
-        """Memory that nobody else uses. Raises ``Busy`` when there is none to be had."""
+        """Staging memory that nobody else uses. Raises ``Busy`` if none can be allocated."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
@@ -115,7 +116,7 @@ class DevicePages:
             raise Busy(f"no memory to move pages through ({reason})", retry_after_ms=500) from None
 
     def give_back(self, staging: _Staging) -> None:
-        """Nobody uses it any more, nor will a worker write into it."""
+        """Take back ``staging``, which nobody uses and no worker will write to any more."""
         with self._lock:
             if len(self._idle) < _IDLE_STAGING_MAX and not self._closing.is_set():
                 self._idle.append(staging)
@@ -139,7 +140,7 @@ class DevicePages:
                 limit_s = PATIENT_S_MAX if self.is_patient else OUT_S_MAX
                 self._memory.move_out(message, lock, staging.descriptor, limit_s)
             except Fault as fault:
-                staging.close()  # a worker that did not answer may write there still
+                staging.close()  # a worker that did not answer may still write there
                 now_s = time.monotonic()
                 self._resting = {one: s for one, s in self._resting.items() if s > now_s}
                 self._resting[lock] = now_s + _REST_S
@@ -151,8 +152,8 @@ class DevicePages:
         raise Busy("no worker copies pages out of the device", retry_after_ms=500)
 
     def copy_in(self, staging: _Staging, table: U32, lock: str) -> None:
-        """Have the worker behind ``lock`` copy the first rows of ``staging`` into ``table``. Raises
-        ``Fault``; it is not at work on them any more by then, unless this life is over."""
+        """Have the worker that holds ``lock`` copy the first rows of ``staging`` to the pages
+        ``table``. Raises ``Fault``; by then it no longer does so, unless this life is over."""
         message = self._message("in", table)
         self._memory.move_in(message, lock, staging.descriptor, self._closing.is_set)
 
@@ -173,7 +174,7 @@ def page_bytes_of(store: PoolStore, memory: PoolMemory, holders: Holders) -> Pag
 
 
 class _Moved:
-    """Pages that are filled by way of staging memory, as many at once as it holds."""
+    """Pages that are filled through staging memory, as many at a time as it holds."""
 
     def __init__(self, pages: DevicePages, table: U32, lock: str | None) -> None:
         self._pages, self._table, self._lock = pages, table, lock

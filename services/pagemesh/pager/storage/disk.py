@@ -1,16 +1,15 @@
-"""The disk tier's hands: a thread that writes, one that reads, and what they have to say.
+"""The I/O of the disk tier: a thread that writes, one that reads, and the events they report.
 
     actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
-                    not to be had    -------------> PagesNotTaken ---+
+                    could not copy   -------------> PagesNotTaken ---+
           --forget, skip---------------> writer                      |
           --load-----------------------> reader --> PagesLoaded -----+--> events for the core
                                          any of them: DiskFailed ----+
           --give up---------------------------------> DiskFailed ----'
 
-Nobody waits for the disk here: the actor goes on, and the writer does what it was told in order.
-At the end it has seconds: what is not written by then is computed again. A thread that hangs does
-not keep the process.
-How much may wait to be written, and what is read, is the core's to bound.
+The actor never waits for the disk: the writer performs what it is told, in order. At the end it has
+a few seconds; what is not written by then is computed again. A thread that hangs does not keep the
+process alive. The core bounds how much may wait to be written, and how much is read.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from pagemesh.wire.errors import Fault
 
 _log = get_logger(__name__)
 _TOLD_AGAIN_S = 60.0
-"""How often people are told of damaged pages, which may be many."""
+"""How often damaged pages, of which there may be many, are logged."""
 CLOSE_S_MAX = 5.0
-"""What the writer may take to end, and then those who read."""
+"""How long the writer may take to end, and after it the readers."""
 
 
 def log_event(event: TierEvent) -> None:
-    """What operators are told of it, if anything."""
+    """Log what operators need to know of ``event``, if anything."""
     match event:
         case DiskFound(tier, dropped_count):
             _log.info(
@@ -74,7 +73,7 @@ def log_event(event: TierEvent) -> None:
 
 
 def remove_unused(place: DiskPlace) -> None:
-    """Leave no files at ``place``, where there is no tier any more, unless somebody has them."""
+    """Remove the files at ``place``, where there is no tier any more, unless they are locked."""
     for part in ("index", "pages"):
         path = place.path(part)
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -83,8 +82,8 @@ def remove_unused(place: DiskPlace) -> None:
 
 
 class Disk:
-    """The disk of one pager life. ``pages``, closed with it, are the pool's; ``report`` gets each
-    event on the event loop, or the exception that ended a thread's work."""
+    """The disk of one pager life. ``pages`` are those of the pool, closed with this; ``report`` is
+    called on the event loop with each event, or with the exception that ended a thread's work."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class Disk:
         self._filling: set[Future[list[TierEvent]]] = set()
         """Loads into a device, each on a thread of its own."""
         self._damaged_count = 0
-        """Since people were told."""
+        """Since the last time that was logged."""
         self._told_s = -math.inf
 
     # What the actor asks for
@@ -130,7 +129,7 @@ class Disk:
                 self._tell_damaged(slot)
             case GiveUpDisk():
                 self._give_up(command)
-            case ForgetRetired(number):  # after what is to be written before it
+            case ForgetRetired(number):  # once all earlier writes are done
                 self._start(self._writer, lambda: self._forget_retired(number))
             case _:
                 return False
@@ -138,12 +137,12 @@ class Disk:
 
     @property
     def can_take(self) -> bool:
-        """Whether there is a way to the bytes of the pool at all."""
+        """Whether the bytes of the pool can be reached at all."""
         return self._pages.can_take
 
     @contextlib.contextmanager
     def patient(self) -> Iterator[None]:
-        """Nobody else waits: bytes may take seconds to come."""
+        """Within this context nobody else waits: copying bytes may take seconds."""
         self._pages.is_patient = True
         try:
             yield
@@ -151,7 +150,7 @@ class Disk:
             self._pages.is_patient = False
 
     def open(self) -> None:
-        """Find out what is there; ``DiskFound`` or ``DiskFailed`` comes."""
+        """Find out what is there; ``DiskFound`` or ``DiskFailed`` is reported."""
         self._start(self._writer, self._open)
 
     async def take(self, command: StorePages) -> None:
@@ -165,12 +164,12 @@ class Disk:
             self._start(self._writer, lambda: self._store(command, taken))
 
     def load(self, command: LoadPages) -> None:
-        """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
+        """Read into pages of the pool; ``PagesLoaded`` is reported in any case."""
         filling = self._pages.filling(command.pages, command.mover)
         if command.mover == PAGER:
             self._start(self._reader, lambda: self._load(command, filling))
             return
-        # One that waits for a worker that stands still must not hold up others' loads.
+        # A load that waits for a stalled worker must not hold up others.
         own = LoneThread("pager-disk-fill")
         future = own.submit(lambda: self._load(command, filling))
         future.add_done_callback(self._finished)
@@ -178,7 +177,7 @@ class Disk:
         self._filling = {future, *(one for one in self._filling if not one.done())}
 
     def _forget(self, command: ForgetSlots | SkipSlots) -> None:
-        """Let nothing be found in these slots, once what was told before is done."""
+        """Empty these slots, so that nothing is found there, once earlier commands are done."""
         file = self._file
         if file is None:
             return
@@ -202,7 +201,7 @@ class Disk:
         self._damaged_count, self._told_s = 0, now_s
 
     def _give_up(self, command: GiveUpDisk) -> None:
-        """Too much was damaged."""
+        """Switch the disk off: too much was damaged."""
         events = self._off(
             f"{self._place.path('pages')}: {command.damaged_count} of the last "
             f"{command.load_count} reads found damaged pages; look at the disk's health, and "
@@ -212,8 +211,8 @@ class Disk:
             self._report(event)
 
     async def close(self) -> bool:
-        """Write what was taken, read no more, and let go of the files. False: something is being
-        read into the pool still, by a disk that does not answer. Once is enough."""
+        """Write what was taken, stop reading, and close the files. False: a disk that does not
+        answer may still be reading into the pool. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._pages.stop()
@@ -234,8 +233,8 @@ class Disk:
             self._loop.call_soon_threadsafe(self._say, event)
 
     def _say(self, event: TierEvent | BaseException) -> None:
-        """Nothing once it is closed: there may be another pool by then, whose core knows of
-        nothing that this was asked for."""
+        """Report ``event``, unless this is closed: by then there may be another pool, whose core
+        knows of nothing that this was asked for."""
         if not self._is_closed:
             self._report(event)
 
@@ -281,7 +280,7 @@ class Disk:
         filling.close()
         ended_ns = time.perf_counter_ns()
         memory_count = min(read.memory_count, filling.settled)
-        # Handing them over takes as long for each.
+        # Settling takes equally long for each page.
         of_memory = memory_count / max(1, filling.settled)
         memory_ns = read.memory_ns + int(of_memory * (ended_ns - settling_ns))
         return [
@@ -308,7 +307,7 @@ class Disk:
         return []
 
     def _fail(self, error: OSError) -> list[TierEvent]:
-        """The first failure ends it: what cannot be relied on is not used."""
+        """The first failure switches the disk off: what cannot be relied on is not used."""
         reason = error.strerror or type(error).__name__
         place = error.filename or self._place.folder
         return self._off(f"{place}: {reason[:1].lower()}{reason[1:]}")
@@ -320,10 +319,10 @@ class Disk:
         return [DiskFailed(why)]
 
     def _shut(self) -> bool:
-        """Whether nobody reads into the pool any more. What hangs is left to itself, with its
-        file."""
+        """End the threads. Returns whether nobody reads into the pool any more. A thread that hangs
+        is left alone, with its file open."""
         written = _ends(self._writer)
-        if not written and self._is_open:  # else it was told to write nothing
+        if not written and self._is_open:  # until then it is told to write nothing
             _log.error(
                 "pager.disk_does_not_answer", folder=str(self._place.folder),
                 next="what was not written there is computed again; look at the disk's health",
@@ -332,14 +331,14 @@ class Disk:
         if self._file is not None and written and read:
             try:
                 self._file.close()
-            except OSError as error:  # nothing is believed there without its checksum
+            except OSError as error:  # nothing there is trusted without its checksum
                 _log.warning("pager.disk_not_closed", error=error)
             self._file = None
         return read
 
 
 def _ends(thread: LoneThread, *others: Future[list[TierEvent]]) -> bool:
-    """Whether ``thread`` and ``others`` do what they were told, in time."""
+    """End ``thread``. Returns whether it and ``others`` did what they were told, in time."""
     last = thread.submit(list[TierEvent])
     ended = wait({last, *others}, CLOSE_S_MAX)
     thread.shutdown(wait=False, cancel_futures=True)

@@ -1,18 +1,18 @@
-"""The files of the disk tier: what lies where, how a record is written, and when it is believed.
+"""The files of the disk tier: their layout, how a record is written, and when it is trusted.
 
-    <folder>/<host>.disk.index    4 KiB about the pages, then 128 bytes a slot
+    <folder>/<host>.disk.index    a header of 4 KiB, then a record of 128 bytes per slot
              <host>.disk.pages    the bytes of each slot's page
 
-(``.host.`` for files in the host's memory, which pages on a device go to where there is no disk.)
+(``.host.`` for files in the host's memory, which take a device's pages where there is no disk.)
 
 A record says which page is in its slot: the root digest, the keyed digest of all tokens from the
-root to the page's end, and a checksum of the page's bytes. It is sealed with a key made of the
-mesh's secret, its slot included, so nothing is found that this mesh did not write there. Tokens
-are not kept.
+root to the page's end, and a checksum of the page's bytes. It is sealed, together with its slot,
+with a key derived from the mesh's secret, so nothing is found that this mesh did not write there.
+Tokens are not stored.
 
 A record is zeroed before its page is overwritten, and written after it. So a writer that dies
-half-way leaves no record; if the machine dies the order is nobody's promise, and the checksum says
-so when the page is read. Nothing is ever flushed by force: what is lost is computed again.
+half-way leaves no record. If the machine dies, the order of writes is not guaranteed; the checksum
+shows that when the page is read. Nothing is ever fsynced: what is lost is computed again.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _HEAD_BYTES = 4_096
 _RECORD_BYTES = 128
 _HEAD = struct.Struct("<8sIIQQ32s")
 _RECORD = struct.Struct("<QIIQQ16s32s32s")
-"""Number, slot, index in its prefix, chain key and that of the page before, checksum, root digest,
-prefix digest."""
+"""Number, slot, index in its prefix, chain key, chain key of the page before, checksum, root
+digest, prefix digest."""
 _SEAL_BYTES = 16
 _SCAN_BYTES = 1 << 20
 _EMPTY = bytes(_RECORD_BYTES)
@@ -59,7 +59,7 @@ _Bytes = NDArray[np.uint8]
 
 
 class File(Protocol):
-    """What is done to each of the two files; every method may raise ``OSError``."""
+    """The operations on each of the two files; every method may raise ``OSError``."""
 
     def size(self) -> int: ...
     def truncate(self, size: int) -> None: ...
@@ -69,7 +69,7 @@ class File(Protocol):
 
 
 class PlainFile:
-    """A file of the system, 0600, whose lock is ours. Raises ``OSError``."""
+    """A regular file with mode 0600, which we have locked. Raises ``OSError``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class PlainFile:
         os.ftruncate(self._descriptor, size)
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """How many bytes were there."""
+        """Returns how many bytes were read: fewer than wanted at the end of the file."""
         done = 0
         while done < len(target):
             count = os.preadv(self._descriptor, [target[done:]], offset + done)
@@ -121,7 +121,7 @@ class DiskPlace:
     secret: bytes
     medium: Medium = "disk"
     memory_bytes: int = 0
-    """What of it is kept in memory too."""
+    """How much of it is kept in memory too."""
 
     def path(self, part: str) -> Path:
         """The file of this host for ``part``."""
@@ -129,13 +129,13 @@ class DiskPlace:
         return self.folder / f"{self.host}.{name}.{part}"
 
     def key(self, purpose: bytes) -> bytes:
-        """One made of the secret, for nothing else than ``purpose``, at most 16 bytes."""
+        """A key derived from the secret for ``purpose`` (at most 16 bytes) alone."""
         return hashlib.blake2b(self.secret, digest_size=32, person=purpose).digest()
 
 
 class Read(NamedTuple):
-    """How many pages hold what they should, the slot of the first that does not, how many
-    were in memory, what these took, and whether that slot holds another page, whole."""
+    """How many pages hold what they should, the slot of the first that does not, how many were in
+    memory, how long these took, and whether that slot has the intact record of another page."""
 
     page_count: int
     bad_slot: int | None
@@ -172,13 +172,14 @@ class DiskFile:
         """1 where a record may be."""
         self._skipped: set[int] = set()
         self._hashed = _Hashed(b"", b"", [], [])
-        """What was stored last: a long edge is stored bit by bit from its end, and hashed once."""
+        """Of the path stored last: a long edge is stored from its end, in parts, and hashed
+        once."""
 
     @classmethod
     def open(
         cls, place: DiskPlace, facts: PoolFacts, opener: Opener = PlainFile
     ) -> tuple[DiskFile, DiskContents]:
-        """Take the files over, or make them, and list the whole records. Raises ``OSError``."""
+        """Take the files over, or create them, and list intact records. Raises ``OSError``."""
         memory = page_memory(facts.page_bytes, place.memory_bytes)
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as opened:
@@ -209,7 +210,7 @@ class DiskFile:
         )  # fmt: skip
         found = bytearray(len(head))
         self._index.read_into(memoryview(found), 0)
-        if found != head:  # new, damaged, of other pages or of another secret
+        if found != head:  # new, damaged, for other pages or another secret
             self._index.truncate(0)
             self._pages.truncate(0)
             self._index.write(head, 0)
@@ -221,7 +222,7 @@ class DiskFile:
         return self._scan(whole_pages=self._pages.size() // page_bytes)
 
     def _scan(self, whole_pages: int) -> DiskContents:
-        """Every whole record, the oldest first."""
+        """Every intact record, the oldest first."""
         lines: list[tuple[int, int, int, int, int]] = []
         roots: dict[bytes, int] = {}
         dropped = 0
@@ -233,7 +234,7 @@ class DiskFile:
                 if error.errno != errno.EIO:
                     raise
                 count = min(_SCAN_BYTES, (self.slot_count - first) * _RECORD_BYTES)
-                buffer[:] = b"\xff" * _SCAN_BYTES  # no record, whatever is there
+                buffer[:] = b"\xff" * _SCAN_BYTES  # unreadable: no record is valid
             for at in range(0, count - _RECORD_BYTES + 1, _RECORD_BYTES):
                 line = bytes(buffer[at : at + _RECORD_BYTES])
                 if line == _EMPTY:
@@ -263,7 +264,7 @@ class DiskFile:
     # Writing
 
     def store(self, command: StorePages, pages: _Bytes) -> None:
-        """Write ``pages`` (uint8 [pages, page_bytes]) and their records, but for those that are
+        """Write ``pages`` (uint8 [pages, page_bytes]) and their records, except in slots that are
         to be skipped. Raises ``OSError``."""
         *_, befores, digests = self._hashes(command)
         for row, slot, index, chain in zip(
@@ -285,7 +286,7 @@ class DiskFile:
                 self._memory.put(slot, data)
 
     def _hashes(self, command: StorePages) -> _Hashed:
-        """At least those of the path that ``command`` is about."""
+        """The hashes of a path that starts with the one of ``command``."""
         root, tokens, kept = command.root, command.tokens, self._hashed
         if kept.root == root and kept.tokens.startswith(tokens):
             return kept
@@ -295,17 +296,17 @@ class DiskFile:
         return self._hashed
 
     def skip(self, slots: Iterable[int]) -> None:
-        """Let ``store``, which may be at it, write no record into ``slots`` until they are
-        forgotten. It may have done so already: they are to be emptied, too."""
+        """Keep ``store``, which may be running, from writing records into ``slots`` until they are
+        forgotten. It may have done so already, so they must be emptied too."""
         self._skipped.update(slots)
 
     def forget(self, slot: int) -> None:
-        """Leave no record in ``slot``, which may be written again. Raises ``OSError``."""
+        """Empty ``slot``, which is no longer skipped. Raises ``OSError``."""
         self._skipped.discard(slot)
         self.empty(slot)
 
     def empty(self, slot: int) -> None:
-        """Leave no record in ``slot``. Raises ``OSError``."""
+        """Remove the record in ``slot``. Raises ``OSError``."""
         self._memory.drop(slot)
         if self._used[slot]:
             self._index.write(_EMPTY, self._offset(slot))
@@ -342,8 +343,8 @@ class DiskFile:
     def _read(
         self, slot: int, target: memoryview, root: bytes, digest: bytes
     ) -> Literal["memory", "disk", "other", ""]:
-        """Where it came from; empty: it is not what it should be. ``other``: what is there is whole
-        and another page of ``root``, and only its chain key is that of what is looked for."""
+        """Where the page was read from; empty if it is not what it should be. ``other``: the record
+        is intact and of another page of ``root``, which has the chain key that was looked for."""
         line = bytearray(_RECORD_BYTES)
         whole = _fill(self._index, memoryview(line), self._offset(slot))
         record = self._record(bytes(line), slot) if whole else None
@@ -370,7 +371,7 @@ class DiskFile:
     def _record(
         self, line: bytes, slot: int
     ) -> tuple[int, int, int, int, int, bytes, bytes, bytes] | None:
-        """What a record says, if it is whole and ours."""
+        """What a record says, if its seal is ours and its slot right."""
         body = line[: _RECORD.size]
         if line != self._line(body):
             return None
@@ -390,7 +391,7 @@ class DiskFile:
 
 
 def _fill(file: File, target: memoryview, offset: int) -> bool:
-    """Whether all of it is there: a sector that cannot be read is one page's damage."""
+    """Fill ``target``. False if that fails: an unreadable sector damages only its page."""
     try:
         return file.read_into(target, offset) == len(target)
     except OSError as error:

@@ -1,11 +1,12 @@
-"""Who lives: the locks of worker incarnations, and the list of them that outlives the pager.
+"""Which workers live: the locks of their incarnations, and a list of these that outlives the pager.
 
-Each incarnation keeps a file of its own locked; the kernel frees the lock at its death and at
-no other time. Which file is whose is written down before a session is confirmed, so that a new
-pager knows whom to fear. Of a worker that was killed nobody but the pager removes the file.
+Each incarnation keeps a file of its own locked; the kernel frees the lock when the process dies,
+and at no other time. Which file belongs to which incarnation is written down before a session is
+confirmed, so that a new pager knows who may use the pool. Only the pager removes the file of a
+worker that was killed.
 
-The list is there before its pool is (``write``, then the pool), and a pool without a whole one is
-not taken over (``load``, under the pool's lock): its pages could be somebody's whom nobody knows.
+The list is written before its pool is made, and a pool without an intact list is not taken over
+(``load``, under the pool's lock): workers that nobody knows of may be using its pages.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pagemesh.wire.pool_format import HOLDERS_SUFFIX, LOCK_PREFIX, LOCK_SUFFIX, 
 
 _AGAIN_MS = 1_000
 _YOUNG_S = 60.0
-"""A lock so young may be about to be taken."""
+"""The file of a lock that is younger than this may be about to be locked."""
 _log = get_logger(__name__)
 
 
@@ -44,29 +45,29 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Holders:
-    """The incarnations a pager has to reckon with, kept in ``<host>.holders``."""
+    """The incarnations that may use the pool, as listed in ``<host>.holders``."""
 
     def __init__(
         self, folder: Path, host: str, has_exited: Callable[[str], bool] = lambda _name: True
     ) -> None:
-        """``has_exited``: of a lock that is free, whether its process has ended altogether."""
+        """``has_exited``: whether the process behind a lock that is free has exited completely."""
         self._has_exited = has_exited
         self._folder = folder
         self.path = folder / f"{host}{HOLDERS_SUFFIX}"
         self._file = KeptFile(self.path, _Lines)
         self._known: dict[int, Holder] = {}
         self._locks: dict[int, int] = {}
-        """Open files of theirs: one that is removed goes on saying whether its holder lives."""
+        """Their lock files, kept open: one that is removed still tells whether its holder lives."""
         self._unfound: set[int] = set()
-        """Of whom the log says that the process to kill cannot be told."""
+        """Those to be killed whose process was not found, which is logged once."""
         self._written: frozenset[Holder] = frozenset()
         self._refused_why = ""
-        """Why it could not be written when last tried, as the log has it."""
+        """Why the list could not be written last time, as logged."""
         self.load()
 
     def load(self) -> bool:
-        """Know those, too, whom an earlier pager wrote down. False: the list is damaged or not
-        there, and whom to fear nobody knows."""
+        """Add the holders that an earlier pager wrote down. False: the list is damaged or missing,
+        and nobody knows who may use the pool."""
         found = self._file.read()
         self._written = frozenset(
             Holder(one.incarnation, one.worker, one.lock_name)
@@ -77,29 +78,29 @@ class Holders:
         return found is not None
 
     def living(self) -> tuple[Holder, ...]:
-        """Those whose lock is held; the others are forgotten."""
+        """Those that are not dead; the others are forgotten."""
         for holder in list(self._known.values()):
             if self.is_dead(holder.incarnation):
                 self._forget(holder)
         return tuple(self._known.values())
 
     def remember(self, holder: Holder) -> Busy | None:
-        """Write down that the next pager has to reckon with ``holder``. When that cannot be, what
-        is wrong: no session of his may be confirmed then."""
+        """Write ``holder`` down for the next pager. If that fails, returns why: then no session of
+        this holder may be confirmed."""
         if self._known.get(holder.incarnation) != holder:
             self._know(holder)
             self._remove_unknown()
         return None if holder in self._written else self.write()
 
     def forget(self, incarnation: int) -> None:
-        """If it cannot be written down, the next pager sees by his lock that he is dead."""
+        """Drop a dead holder. If that cannot be written, its lock tells the next pager."""
         holder = self._known.get(incarnation)
         if holder is not None:
             self._forget(holder)
             self.write()
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Close all files."""
         for incarnation in list(self._known):
             self._leave(incarnation)
 
@@ -110,9 +111,9 @@ class Holders:
             self._locks[holder.incarnation] = open_lock(self._lock_path(holder.lock_name))
 
     def _forget(self, holder: Holder) -> None:
-        """Think of ``holder`` no more; when he is dead, leave no file of his."""
+        """Take ``holder`` off the list in memory; if it is dead, remove its files."""
         lock, path = self._locks.get(holder.incarnation), self._lock_path(holder.lock_name)
-        # One of that name may be another's by now, who would end without it.
+        # A file of that name may be another worker's by now, which would end without it.
         if lock is not None and self.is_dead(holder.incarnation) and is_at(path, lock):
             for left in (path, path.with_suffix(MEMORY_SUFFIX)):
                 with contextlib.suppress(OSError):
@@ -120,7 +121,7 @@ class Holders:
         self._leave(holder.incarnation)
 
     def _remove_unknown(self) -> None:
-        """Leave no file of those who were killed before anybody had heard of them."""
+        """Remove the files of workers that were killed before they opened a session."""
         known = {self._lock_path(holder.lock_name) for holder in self._known.values()}
         for path in set(self._folder.glob(f"{LOCK_PREFIX}*{LOCK_SUFFIX}")) - known:
             with contextlib.suppress(OSError):
@@ -136,7 +137,7 @@ class Holders:
             os.close(lock)
 
     def is_dead(self, incarnation: int) -> bool:
-        """Whether the incarnation's lock is free and its process gone, or nobody knows of it."""
+        """Whether the incarnation's lock is free and its process gone, or it is not known."""
         holder = self._known.get(incarnation)
         if holder is None:
             return True
@@ -148,12 +149,12 @@ class Holders:
         return not holder_is_dead(self._lock_path(lock_name))
 
     def lock_name(self, incarnation: int) -> str | None:
-        """The name of the incarnation's lock; None when nobody knows of it."""
+        """The name of the incarnation's lock; None if it is not known."""
         holder = self._known.get(incarnation)
         return None if holder is None else holder.lock_name
 
     def owner(self, lock_name: str) -> int:
-        """The process that holds the lock; 0: none that can be seen."""
+        """The id of the process that holds the lock; 0 if none can be seen."""
         try:
             return lock_owner(self._lock_path(lock_name).stat())
         except OSError:
@@ -202,7 +203,7 @@ class Holders:
         return self._folder / f"{lock_name}{LOCK_SUFFIX}"
 
     def write(self) -> Busy | None:
-        """Have the list there as it is now; when it cannot be, what is wrong."""
+        """Write the current list. If that fails, returns why."""
         known = self._known.values()
         lines = [_Line(one.incarnation, one.worker, one.lock_name) for one in known]
         why = self._file.replace(_Lines(lines))
@@ -227,13 +228,14 @@ def lock_owner(file: os.stat_result) -> int:
 
 def owner_in(locks: str, file: os.stat_result) -> int:
     """The one process that ``locks``, in the form of /proc/locks, names as the holder of ``file``;
-    0 for none, or several. An inode's number alone is no name: each file system counts its own."""
+    0 for none, or several. Devices are compared too, since inode numbers are unique only within a
+    file system."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     found = set()
     for line in locks.splitlines():
         fields = line.split()
         if len(fields) < 6 or (fields[1], fields[3]) != ("FLOCK", "WRITE"):
-            continue  # a shared one is somebody's who asks whether it is held
+            continue  # shared: by somebody who checks whether it is held
         if fields[5] == wanted:
             found.add(int(fields[4]))
     return max(0, found.pop()) if len(found) == 1 else 0

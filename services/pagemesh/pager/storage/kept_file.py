@@ -1,13 +1,12 @@
-"""Small files that outlive the pager, each replaced as a whole, and believed only if it is whole.
+"""Small files that outlive the pager, each replaced as a whole, and trusted only if intact.
 
     <pool folder>/<host>.pins      what operators have pinned in the pool beside it
                   <host>.holders   who may write to that pool (``holders``)
-                  <host>.retired   what the disk tier has to forget yet (``retired_notes``)
+                  <host>.retired   what the disk tier still has to forget (``retired_notes``)
 
 A file is a line with the XXH3 of what follows it, then JSON. A pager that dies while it writes
-leaves the file that was there. Nothing is flushed by force: if the machine dies, what is lost or
-torn counts as not there. What cannot be written is owed: whoever asked for it is told so, and
-``mend`` writes it once there is room.
+leaves the previous file. Nothing is fsynced: if the machine dies, a file may be lost or torn, and
+is then not trusted. If a write fails, whoever asked for it is told, and ``mend`` retries it.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class KeptFile(Generic[K]):
         self.path, self._kind = path, kind
         self._owed: K | None = None
         self.unkept: Busy | None = None
-        """What whoever wanted the last value there has to know: it is not. None: it is."""
+        """The error for whoever wrote the last value, if it is not in the file; None if it is."""
 
     def read(self) -> K | None:
-        """What is there; None: nothing, or nothing that can be believed."""
+        """The value in the file; None if there is none that can be trusted."""
         try:
             with self.path.open("rb") as file:
                 found = file.read(_BYTES_MAX + 1)
@@ -54,14 +53,14 @@ class KeptFile(Generic[K]):
             problem = "it is torn"
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:  # msgspec's errors are of the latter
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             problem = str(error)
         _log.error("pager.file_damaged", path=str(self.path), why=problem)
         return None
 
     def write(self, value: K) -> None:
-        """Have ``value`` there instead. When it cannot be, ``unkept`` says why, and so does the
-        log, once until it can."""
+        """Replace the file's value. If that fails, ``unkept`` says why, and so does the log, once
+        until it succeeds."""
         why = self.replace(value)
         if why:
             if self.unkept is None:
@@ -78,7 +77,7 @@ class KeptFile(Generic[K]):
             self._owed = self.unkept = None
 
     def replace(self, value: K) -> str:
-        """Have ``value`` there instead; owe nobody anything. Returns why it cannot be, if so."""
+        """Replace the file's value, without a retry. Returns why it failed; empty if it did not."""
         body = msgspec.json.encode(value)
         fresh = self.path.with_name(self.path.name + ".new")
         try:
@@ -89,19 +88,19 @@ class KeptFile(Generic[K]):
         return ""
 
     def mend(self) -> None:
-        """Write what could not be written before."""
+        """Retry a write that failed."""
         if self._owed is not None:
             self.write(self._owed)
 
     def is_there(self) -> bool:
-        """Whether there is anything, be it whole or not, or nobody can tell."""
+        """Whether the file exists, intact or not. True if that cannot be told."""
         try:
             return self.path.exists()
         except OSError:
             return True
 
     def remove(self) -> None:
-        """Have nothing there."""
+        """Remove the file."""
         self._owed = self.unkept = None
         try:
             self.path.unlink(missing_ok=True)
@@ -123,12 +122,12 @@ class _PinLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _PinLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool_incarnation: U64
     written_at_ms: int
-    """Since 1970: no other clock goes on over a reboot. If it is set back no time has passed."""
+    """Since 1970: no other clock survives a reboot. If it is set back, no time has passed."""
     pins: list[_PinLine]
 
 
 class PinFile:
-    """The pins in the pool of ``incarnation``, beside it."""
+    """The pins in the pool of ``incarnation``, in a file beside it."""
 
     def __init__(
         self, pool: Path, incarnation: int, wall_ms: Callable[[], int] | None = None
@@ -138,7 +137,7 @@ class PinFile:
         self._wall_ms = wall_ms or _wall_ms
 
     def read(self) -> tuple[KeptPin, ...]:
-        """Those whose time is not over, the oldest first."""
+        """The pins that have not expired, the oldest first."""
         found = self._file.read()
         if found is None or found.pool_incarnation != self._incarnation:
             return ()
@@ -150,7 +149,7 @@ class PinFile:
         return tuple(left for pin in pins if not (left := pin.after(passed_ms)).is_over)
 
     def write(self, pins: tuple[KeptPin, ...]) -> None:
-        """Have ``pins`` there, and no others."""
+        """Replace the pins in the file."""
         lines = [
             _PinLine(one.name, one.root.hex(), one.identity, one.pages, one.expires_in_ms)
             for one in pins
@@ -159,11 +158,11 @@ class PinFile:
 
     @property
     def unkept(self) -> Busy | None:
-        """Why the pins that there are now are not there; None: they are."""
+        """Why the current pins are not in the file; None if they are."""
         return self._file.unkept
 
     def mend(self) -> None:
-        """Write what could not be written before, with the time that it had left then."""
+        """Retry a write that failed, with the time of the first attempt."""
         self._file.mend()
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a pool's pages, as whoever keeps them elsewhere wants them: taken, and filled.
+"""The bytes of a pool's pages, for a tier that keeps them elsewhere: taken out, and filled in.
 
 MappedPages     they are in the pool's file, which is mapped here
 DevicePages     they are on a device: a worker moves them (``device_pages``)
@@ -17,56 +17,56 @@ from pagemesh.pager.pages.runs import Pages, table_of
 
 Bytes = NDArray[np.uint8]
 _INLINE_BYTES_MAX = 1 << 20
-"""Copied on the event loop: that takes as long as waking a thread."""
+"""Copies up to this size are made on the event loop: that takes no longer than waking a thread."""
 
 
 class Filling(Protocol):
-    """Some pages that are being filled, one after the other; on one thread."""
+    """Pages that are being filled, one after the other, on one thread."""
 
     @property
     def settled(self) -> int:
-        """How many of the first are in the pool."""
+        """How many of the pages, from the first on, are in the pool."""
         ...
 
     def close(self) -> None:
-        """No more of them will be."""
+        """No more of them will be filled."""
         ...
 
     def row(self, at: int) -> memoryview:
-        """Where the bytes of the page ``at`` go; asked for in order. Raises like ``settle``."""
+        """The buffer for the bytes of page ``at``; asked for in order. Raises like ``settle``."""
         ...
 
     def settle(self, count: int) -> None:
-        """Have the first ``count`` in the pool. Raises ``Fault`` when they cannot be brought
-        there; nobody writes into any of them by then, unless this life is over."""
+        """Get the first ``count`` pages into the pool. Raises ``Fault`` if that fails; by then
+        nobody writes into any of them, unless this life is over."""
         ...
 
 
 class PageBytes(Protocol):
-    """Of one pool, for one life of a pager. Asked on the event loop."""
+    """The page bytes of one pool, for one life of a pager. Used on the event loop."""
 
     is_patient: bool
-    """Whether ``take`` may take seconds, nobody else being served."""
+    """Whether ``take`` may take seconds, because nobody else is being served."""
 
     @property
     def can_take(self) -> bool:
-        """Whether there is a way to the bytes at all."""
+        """Whether the bytes can be reached at all."""
         ...
 
     async def take(self, pages: Pages) -> Bytes:
-        """A copy: uint8 [pages, page_bytes]. Raises ``Fault`` when they cannot be had."""
+        """A copy: uint8 [pages, page_bytes]. Raises ``Fault`` if none can be made."""
         ...
 
     def filling(self, pages: Pages, mover: int) -> Filling:
-        """To fill ``pages``. ``mover``: the worker incarnation in whose name they are held."""
+        """Begin to fill ``pages``, held in the name of the worker incarnation ``mover``."""
         ...
 
     def stop(self) -> None:
-        """Wait for nobody any more: this life of the pager ends."""
+        """Stop waiting for workers: this life of the pager ends."""
         ...
 
     def close(self) -> None:
-        """Nobody asks any more, and no thread is at it."""
+        """Free everything. No call follows, and no thread is at work."""
         ...
 
 
@@ -86,7 +86,7 @@ class MappedPages:
         return await asyncio.to_thread(self._copy, pages)
 
     def filling(self, pages: Pages, mover: int = 0) -> Filling:
-        """See ``PageBytes``: right where they are, so that a page is whole when it is read."""
+        """See ``PageBytes``. Pages are filled in place, so each is settled once it is read."""
         return _InPlace(self._pool, pages)
 
     def stop(self) -> None:

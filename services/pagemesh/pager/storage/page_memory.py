@@ -1,9 +1,9 @@
-"""Pages of the disk tier that were written or read last, in memory as well.
+"""The pages of the disk tier that were written or read last, kept in memory as well.
 
     store --> disk, and a row here        load <-- the row, or disk and then a row here
 
-What is in a row is checked like what comes from disk, so a row can only save a read. The system
-keeps files in memory too, for as long as nobody else wants that; these rows are kept.
+Rows are verified like pages from disk, so a row can only save a read. The operating system caches
+files in memory too, but only while nobody else wants that memory; these rows are kept.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pagemesh.pager.storage.page_bytes import Bytes
 
 
 class PageMemory:
-    """Rows by slot, as many as ``bytes_max`` holds, the least recently used given up first. Safe
-    to use from threads; a slot is written by one that nobody reads."""
+    """Rows by slot, as many as ``bytes_max`` holds; the least recently used is evicted first. Safe
+    to use from several threads; nobody reads a slot that is being written."""
 
     def __init__(self, page_bytes: int, bytes_max: int) -> None:
         self._rows: Bytes = np.empty((bytes_max // page_bytes, page_bytes), np.uint8)
-        """Takes memory as rows are used."""
+        """Takes up memory only as rows are used."""
         self.page_count = len(self._rows)
-        """How many there is room for."""
+        """How many pages there is room for."""
         self._row_of: OrderedDict[int, int] = OrderedDict()
         """By slot, the least recently used first."""
         self._free = list(range(len(self._rows) - 1, -1, -1))
         self._lock = threading.Lock()
 
     def put(self, slot: int, page: memoryview) -> None:
-        """Keep what ``slot`` holds."""
+        """Keep ``page``, which ``slot`` holds."""
         if not len(self._rows):
             return
         with self._lock:
@@ -43,7 +43,7 @@ class PageMemory:
             self._rows[row] = page
 
     def get(self, slot: int, target: memoryview) -> bool:
-        """Copy into ``target`` what ``slot`` holds; False: it is not here."""
+        """Copy into ``target`` what ``slot`` holds; False if it is not in memory."""
         with self._lock:
             row = self._row_of.get(slot)
             if row is None:
@@ -61,7 +61,7 @@ class PageMemory:
 
 
 def page_memory(page_bytes: int, memory_bytes: int) -> PageMemory:
-    """Raises ``OSError`` where there is none."""
+    """Raises ``OSError`` if there is not enough memory."""
     try:
         return PageMemory(page_bytes, memory_bytes)
     except MemoryError:

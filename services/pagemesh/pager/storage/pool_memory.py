@@ -1,15 +1,15 @@
-"""The memory of a pool on a device, as the pager has it: one open file that it keeps.
+"""The memory of a pool on a device, of which the pager keeps one open file descriptor.
 
-The pager runs no kernel and maps none of this; it asks the first worker to make the memory and
-hands the descriptor to the others, at the socket beside each one's lock (``wire.pool_memory``).
-The descriptor holds the memory while no worker lives; while one lives, a new pager gets it back
-from there. Where nobody has it any more the pages are gone, and so must the pool be. Of a pool that
-is over all let go before there is another: a device may have no room for both.
+The pager runs no kernel and maps none of this memory; it asks the first worker to allocate it and
+hands the descriptor to the others, at the socket beside each one's lock (``wire.pool_memory``). The
+descriptor keeps the memory while no worker lives; while one lives, a new pager gets the descriptor
+back from it. If nobody has it any more, the pages are gone, and so must the pool be. Everybody lets
+go of the memory of an old pool before there is a new one: a device may have no room for both.
 
-A device may go on writing for a process that has let go of its lock, until it has ended
-altogether: ``has_exited`` tells.
+A device may still write for a process whose lock is free already, until it has exited completely:
+``has_exited`` tells.
 
-Pages are moved by the same way, on other threads (``device_pages``).
+Pages are moved through the same sockets, on other threads (``device_pages``).
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 from pagemesh.wire.pool_memory import Action, HandMemory, MovePages
 
 MAKE_S_MAX = 60.0
-"""What a worker may take to make and zero the memory; nobody else is served then."""
+"""How long a worker may take to allocate and zero the memory; nobody else is served then."""
 HAND_S_MAX = 2.0
-"""What a worker may take for anything else: it only stores or copies a number."""
+"""How long a worker may take for anything else: it only stores or duplicates a descriptor."""
 FIND_S_MAX = 15.0
-"""For how long workers that do not answer, and live, are asked for the memory of an earlier life:
-without it all that was cached is lost."""
+"""How long living workers that do not answer are asked for the memory of an earlier life: without
+it everything cached is lost."""
 LET_GO_S_MAX = 1.2
-"""What it may take to let go of another pool, after the step that goes on over it."""
+"""How long a worker may take to let go of another pool, the rest of a running step included."""
 _LOOK_S = 0.1
-"""How often one that waits for a worker without end looks whether there still is a reason to."""
+"""How often a wait for a worker that has no time limit checks whether to go on."""
 _RETRY_MS = 500
 _log = get_logger(__name__)
 
 
 class PoolMemory:
-    """Outlives the lives of the pager within its process. Every call may wait for a worker, so
-    none of them is for the event loop."""
+    """Outlives the lives of the pager within its process. Calls that ask a worker may wait for it,
+    so they are not for the event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pool = 0
         self._descriptor: int | None = None
         self._watched: dict[str, int] = {}
-        """Descriptors of worker processes, by the name of their locks."""
+        """Process descriptors (pidfd) of workers, by the name of their locks."""
         self._watching = threading.Lock()
 
     def make(self, facts: PoolFacts, lock_name: str, others: Iterable[str] = ()) -> None:
-        """Have the worker make the memory of a new pool, and keep it, after all let go of any
-        before: it, ``others`` and we. Raises what the worker refuses it with, or ``Busy`` when it
-        does not answer, or has no room while somebody has not let go."""
+        """Have the worker allocate the memory of a new pool, and keep it. Before that the worker,
+        ``others`` and we let go of any earlier memory. Raises what the worker refuses it with, or
+        ``Busy`` if it does not answer, or has no room while somebody has not let go."""
         self.drop()
         names = dict.fromkeys((*others, lock_name))
-        # All at once, or who asked for the session would have given up before it is answered.
+        # In parallel, or the worker that opens the session would give up before its answer.
         with ThreadPoolExecutor(len(names)) as asking:
             have_let_go = list(asking.map(lambda name: self._lets_go(name, facts), names))
         keeping = [name for name, gone in zip(names, have_let_go, strict=True) if not gone]
@@ -83,7 +83,7 @@ class PoolMemory:
             ) from None
 
     def _lets_go(self, lock_name: str, facts: PoolFacts) -> bool:
-        """Whether the worker has the memory of no other pool than that of ``facts`` any more."""
+        """Have the worker keep no memory but that of ``facts``. False: it may have some."""
         try:
             self._ask(lock_name, facts, "keep_only", LET_GO_S_MAX).close()
         except Fault as fault:
@@ -92,14 +92,14 @@ class PoolMemory:
         return True
 
     def hand_over(self, facts: PoolFacts, lock_name: str) -> None:
-        """See that the worker has the memory. Raises like ``make``."""
+        """Make sure that the worker has the memory. Raises like ``make``, or ``Internal``."""
         if not self._has(facts):
             raise Internal("the pager has lost the memory of its pool")
         self._ask(lock_name, facts, "take", HAND_S_MAX).close()
 
     def find(self, facts: PoolFacts, lock_names: Iterable[str]) -> bool:
-        """Whether the memory of a pool from an earlier life is still there: here, or with one
-        of the workers, which gives it back."""
+        """Look for the memory of a pool from an earlier life: here, or with one of the workers,
+        which gives it back. Returns whether it was found."""
         if self._has(facts):
             return True
         asked, until_s = list(lock_names), time.monotonic() + FIND_S_MAX
@@ -124,7 +124,7 @@ class PoolMemory:
         return holder_is_dead(self._folder / f"{lock_name}{LOCK_SUFFIX}")
 
     def watch(self, lock_name: str, pid: int) -> None:
-        """See when the process ``pid`` (0: it cannot be seen), which holds the lock, has ended."""
+        """Watch for the exit of the process ``pid`` (0: not visible), which holds the lock."""
         for known in list(self._watched):
             self.has_exited(known)
         with self._watching, contextlib.suppress(OSError):  # gone already
@@ -132,8 +132,8 @@ class PoolMemory:
                 self._watched[lock_name] = os.pidfd_open(pid)
 
     def has_exited(self, lock_name: str) -> bool:
-        """Whether the process behind a lock that is free has ended altogether. True for one
-        that is not watched: it never had memory. Does not wait."""
+        """Whether the process behind a lock that is free has exited completely. True for one that
+        is not watched: it never had memory. Does not wait."""
         with self._watching:
             watched = self._watched.get(lock_name)
             if watched is None:
@@ -146,16 +146,16 @@ class PoolMemory:
             return True
 
     def move_out(self, message: MovePages, lock_name: str, staging: int, timeout_s: float) -> None:
-        """Have the worker copy pages into ``staging``. Raises what it refuses it with, or ``Busy``
-        when it does not answer: it may be about to write there still."""
+        """Have the worker copy pages into ``staging``. Raises what it refuses that with, or
+        ``Busy`` if it does not answer; then it may still write there."""
         self._exchange(lock_name, Packet(codec.encode(message), staging), timeout_s).close()
 
     def move_in(
         self, message: MovePages, lock_name: str, staging: int, is_over: Callable[[], bool]
     ) -> None:
-        """Have the worker copy pages from ``staging``, however long it takes. Raises what it
-        refuses it with, or ``Busy`` when it ended meanwhile. By then it is not at work on it any
-        more, unless ``is_over``, which ends the wait."""
+        """Have the worker copy pages from ``staging``, however long that takes. Raises what it
+        refuses that with, or ``Busy`` if no answer comes, as when it has ended. By then the worker
+        is not copying any more, unless ``is_over`` ended the wait."""
         try:
             with descriptors.connected(self._path(lock_name), HAND_S_MAX) as connection:
                 descriptors.send(connection, Packet(codec.encode(message), staging))
@@ -176,7 +176,7 @@ class PoolMemory:
         packet.close()
 
     def _is_idle(self, lock_name: str) -> bool:
-        """Whether the worker has ended, or does nothing that it was asked for before."""
+        """Whether the worker has ended, or is done with everything it was asked for before."""
         if self._is_free(lock_name):
             return self.has_exited(lock_name)
         message = HandMemory(action="give", pool_incarnation=self._pool, size_bytes=1)
@@ -185,11 +185,11 @@ class PoolMemory:
         except Busy:
             return False
         except Fault:
-            pass  # whatever it says, it says so after what came before
+            pass  # any answer will do: it comes after what was asked before
         return True
 
     def close(self) -> None:
-        """Let go: what no worker holds is freed."""
+        """Let go of the memory, which is freed unless a worker holds it."""
         self.drop()
         for watched in self._watched.values():
             os.close(watched)
@@ -219,8 +219,8 @@ class PoolMemory:
         return self._exchange(lock_name, Packet(codec.encode(message), own), timeout_s)
 
     def _exchange(self, lock_name: str, packet: Packet, timeout_s: float) -> Packet:
-        """The answer ``Ok`` and what came with it. Raises what the worker refuses it with, or
-        ``Busy`` when it does not answer."""
+        """Send ``packet`` and return the answer, an ``Ok`` and what came with it. Raises what the
+        worker refuses it with, or ``Busy`` if it does not answer."""
         path = self._path(lock_name)
         try:
             answer, pid = descriptors.exchange(path, packet, timeout_s)
@@ -240,7 +240,7 @@ def _no_answer(path: Path, error: OSError) -> Busy:
 
 
 def _check_answer(packet: Packet) -> None:
-    """Raises ``Fault``, and lets go of what came, unless it is ``Ok``."""
+    """Raises ``Fault``, and closes ``packet``, unless the answer is ``Ok``."""
     try:
         answer = codec.decode(packet.data)
         if not isinstance(answer, Ok):

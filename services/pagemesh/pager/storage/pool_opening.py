@@ -1,4 +1,4 @@
-"""A pool for a life of the pager: what an earlier one left, or a new one.
+"""The pool for a life of the pager: the one that an earlier life left, or a new one.
 
 Either may have to wait for the disk or, where pages are on a device, for a worker.
 """
@@ -33,9 +33,10 @@ _log = get_logger(__name__)
 async def adopt_pool(
     settings: PagerSettings, memory: PoolMemory, holders: Holders
 ) -> PoolStore | None:
-    """What is there and whole, the list of holders and memory on a device included; what is there
-    and is not is removed: who still writes there writes to what nobody else is given. Raises
-    ``PoolClosedToUs`` when another pager serves it, or it cannot be opened."""
+    """The existing pool, if it is intact with its list of holders and its memory on a device. One
+    that is not is removed, and None returned: workers that still write to it write to memory that
+    nobody else is given. Raises ``PoolClosedToUs`` if another pager serves it or it cannot be
+    opened."""
     path = PoolStore.path_of(settings.folder, settings.host)
     if not path.exists():
         return None
@@ -69,9 +70,9 @@ async def adopt_pool(
 async def take_over(
     core: PagerCore, store: PoolStore, holders: Holders, now_ms: int
 ) -> list[Command]:
-    """Have ``core`` rebuild what the pool holds. Returns what it wants done. That takes a second
-    with a million pages, so it is done beside the event loop: whoever asks for other things than
-    pages has an answer meanwhile."""
+    """Have ``core`` rebuild what the pool holds. Returns the commands to perform. With a million
+    pages that takes a second, so it is done off the event loop: requests for other things than
+    pages are answered meanwhile."""
     scan = await asyncio.to_thread(store.scan)
     found = store.recovered(scan, holders.living())
     commands = await asyncio.to_thread(core.handle, found, now_ms)
@@ -87,8 +88,8 @@ async def take_over(
 
 
 def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Recovered) -> None:
-    """Of headers that nobody can believe, and of what is found no more without them: else a pool
-    that lost what it had looks like one that had nothing."""
+    """Report damaged headers, and pages that cannot be found without them: otherwise a pool that
+    lost its contents would look like one that was empty."""
     headers, pool = found.headers, core.books.pool
     damaged = headers.states == HeaderState.INVALID
     count = int(np.count_nonzero(damaged))
@@ -109,9 +110,9 @@ def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Re
 async def make_pool(
     settings: PagerSettings, memory: PoolMemory, holders: Holders, message: OpenSession
 ) -> PoolStore:
-    """The pool that the session asks for, once the list of holders is there; any before it is over.
-    Raises ``NoCapacity`` where there is no room for it, ``Busy`` where there is none for the list,
-    or what ``PoolMemory.make`` raises."""
+    """Make the pool that the session asks for, after the list of holders; any earlier pool is over.
+    Raises ``NoCapacity`` if there is no room for it, ``Busy`` if there is none for the list, or
+    what ``PoolMemory.make`` raises."""
     spec = message.pool
     if spec.place == IN_FILE and settings.disk is not None:
         _check_memory(settings.disk)
@@ -139,8 +140,8 @@ async def make_pool(
 def is_over(
     settings: PagerSettings, store: PoolStore, spec: PoolSpec, sessions: Mapping[int, Session]
 ) -> bool:
-    """Whether another pool is to be made for a worker that wants ``spec``: somebody has removed
-    this one, or it is not what would be made now, and nobody else is known to use it."""
+    """Whether another pool is to be made for a worker that wants ``spec``: because somebody has
+    removed this one, or because it is not what would be made now and no session uses it."""
     if _is_removed(store):
         return True
     if sessions or _suits(settings, store.facts, spec):
@@ -150,7 +151,7 @@ def is_over(
 
 
 def _suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
-    """Whether a pool is what ``spec`` and our settings would make anew."""
+    """Whether a pool is what would be made now from ``spec`` and our settings."""
     pages = settings.pool_bytes // spec.page_bytes
     return (facts.layout_digest, facts.place, facts.page_count) == (
         spec.layout_digest, spec.place, pages,
@@ -158,8 +159,8 @@ def _suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
 
 
 def _is_removed(store: PoolStore) -> bool:
-    """Whether somebody has removed the pool under us, so that no worker could attach to it. Those
-    that have it mapped open again, and all go on in another."""
+    """Whether somebody has removed the pool under us, so that no worker could attach to it. Workers
+    that have it mapped then open new sessions, and all continue in another pool."""
     if store.file.is_in_place:
         return False
     _log.error(

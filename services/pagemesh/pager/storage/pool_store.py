@@ -1,4 +1,4 @@
-"""The pool file in the pager's hands: made or taken over, scanned, written to.
+"""The pager's side of the pool file: made or taken over, scanned, written to.
 
     <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages (unless they
                                     are on a device)
@@ -6,8 +6,8 @@
                   <host>.pins       what operators have pinned in it (``kept_file``)
                   <lock name>.lock  each worker incarnation's own
 
-The file outlives the pager; the epoch in its superblock is bumped before the first grant of
-each life. Times in headers are the host's (``runtime.clock``); the core hears of its own alone.
+The file outlives the pager; the epoch in its superblock is bumped before the first grant of each
+life. Times in headers are host times (``runtime.clock``); the core knows only its own.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class PoolStore:
 
     @classmethod
     def create(cls, folder: Path, host: str, spec: PoolSpec, pool_bytes: int) -> PoolStore:
-        """A new pool in place of what is there, which goes first: there may be no room for both.
-        Raises ``NoCapacity`` when ``pool_bytes`` hold no page, ``ConfigError`` when the file cannot
-        be made."""
+        """A new pool in place of an existing one, which is removed first: there may be no room for
+        both. Raises ``NoCapacity`` if ``pool_bytes`` hold no page, ``ConfigError`` if the file
+        cannot be made."""
         count = pool_bytes // spec.page_bytes
         if not count:
             raise NoCapacity(
@@ -83,7 +83,7 @@ class PoolStore:
         superblock = Superblock(form, new_incarnation(), spec.layout_digest, spec.group)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = cls.path_of(folder, host)
-        with contextlib.suppress(OSError):  # what keeps it keeps the new one too, and says so
+        with contextlib.suppress(OSError):  # ``create`` fails for the same reason, and says so
             path.unlink(missing_ok=True)
         file, time = PoolFile.create(path, superblock, epoch=superblock.first_epoch), HostTime()
         file.store_boot(time.boot)
@@ -91,8 +91,8 @@ class PoolStore:
 
     @classmethod
     def adopt(cls, folder: Path, host: str, time: HostTime | None = None) -> PoolStore:
-        """Take over what an earlier pager left; ask what that is with ``recovered``. Raises
-        ``ConfigError`` when it is missing, damaged or still served."""
+        """Take over the pool that an earlier pager left; ``recovered`` says what is in it. Raises
+        ``ConfigError`` if it is missing, damaged or still served."""
         return cls(PoolFile.adopt(cls.path_of(folder, host)), host, time or HostTime())
 
     def close(self) -> None:
@@ -134,21 +134,21 @@ class PoolStore:
 
     @property
     def unkept_pins(self) -> Busy | None:
-        """Why the next pager would not know of the pins that there are; None: it would."""
+        """Why the next pager would not know of the current pins; None if it would."""
         return self._pins.unkept
 
     def mend(self) -> None:
-        """Write down what could not be written down before."""
+        """Retry a write of pins that failed."""
         self._pins.mend()
 
     def scan(self) -> HeaderScan:
-        """A copy of all headers. It looks at the file and at nothing else, from any thread."""
+        """A copy of all headers. It reads the file and nothing else, so any thread may call it."""
         return self.file.headers.scan()
 
     def recovered(self, scan: HeaderScan, holders: tuple[Holder, ...]) -> Recovered:
-        """What is in the file, and beside it, for the core. ``holders`` are those alive."""
+        """What is in the file and beside it, for the core. ``holders``: those that are alive."""
         batch = scan.batch
-        # What no pager before us can have written is damaged, too.
+        # Headers with numbers that no earlier pager can have used are damaged, too.
         newest = np.uint64(self.facts.first_sequence)
         is_free = batch.states == HeaderState.FREE
         is_known = (batch.sequences <= newest) & (is_free | (batch.identities <= newest))
@@ -171,13 +171,14 @@ class PoolStore:
         return Recovered(table, roots, words_copy, holders, self._pins.read())
 
     def _until_ms(self, batch: HeaderBatch, states: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """In the core's time. What ends by other clocks is INVALID from now on, since nobody knows
-        whether it is over, and all that is cached if the machine was started anew: where a disk is
-        behind the file, it may have had a header and not what was in the page."""
+        """When pages expire, in the core's time. If the times were written by other clocks, cached
+        pages with an end are made INVALID, since nobody knows whether they have expired. If the
+        machine was restarted since, all cached pages are: on a file system on disk, a header may
+        have been saved and its page not."""
         is_cached = states == HeaderState.COMMITTED
         ends = (batch.until_ms != 0) & is_cached
         if self.file.boot != self._time.boot:
-            # Before ours is stored: who dies in between finds them to be of another still.
+            # Before our boot is stored: if this pager dies in between, the next one does it again.
             is_lost = self._time.has_restarted(self.file.boot)
             pages = np.flatnonzero(is_cached if is_lost else ends)
             sequences = batch.sequences[pages].tobytes()
@@ -198,7 +199,7 @@ _PERFORMERS: dict[type, Callable[[PoolStore, Any], None]] = {
     StoreRoot: PoolStore._store_root,
     StorePins: PoolStore._store_pins,
 }
-"""Of any store, not bound to one: one that is over must be free at once, and its map with it."""
+"""Unbound methods, so that no reference cycle delays the freeing of a store and its mapping."""
 
 
 def _page_list(pages: Pages) -> Run | bytes:

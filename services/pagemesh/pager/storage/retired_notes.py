@@ -1,11 +1,11 @@
-"""Roots that were invalidated while the disk tier could not forget them, kept until it has.
+"""Roots that were invalidated, remembered until the disk tier has forgotten their pages.
 
     <pool folder>/<host>.retired         what the disk has to forget
-    <disk folder>/<host>.disk.retired    the same: either may be lost, or not be there to be written
+    <disk folder>/<host>.disk.retired    the same: either may be lost, or impossible to write
 
-Both are read when the disk is opened; what either says counts. A file that is torn says that
+Both are read when the disk is opened; what either says counts. A torn file counts as saying that
 everything has to be forgotten, since nobody knows what it said. Only the one beside the disk lasts
-as long as what is to be forgotten: the pool's folder is empty after a reboot.
+as long as the pages that are to be forgotten: the pool's folder is empty after a reboot.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pagemesh.wire.errors import Busy
 from pagemesh.wire.pool_format import RETIRED_SUFFIX
 
 KEEP_S_MAX = 2.0
-"""For how long others wait for a note: a folder may not answer at all."""
+"""How long the pager waits for a note to be written: a folder may not answer at all."""
 CLOSE_S_MAX = 5.0
-"""What notes that took too long may take at the end."""
+"""How long it waits at the end for notes that took longer than that."""
 
 
 class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,31 +40,31 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetiredNotes:
-    """May be used by several threads."""
+    """The notes of one host. May be used by several threads."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """``paths``: the last of them is where a note has to be."""
+        """``paths``: a note counts as kept once it is in the last of them."""
         self._files = [KeptFile(path, _Lines) for path in paths]
         self._heard: set[KeptFile[_Lines]] = set()
-        """Those whose words are counted, or are ours. The others may be there yet, with a note of
-        an earlier pager's: the disk's folder may come late."""
+        """Those that were read, or written by us. Others may yet appear, with an earlier pager's
+        note: the disk's folder may be mounted late."""
         self._lock = threading.Lock()
         self._thread = LoneThread("pager-notes")
         self._late: set[asyncio.Future[None]] = set()
-        """Notes that took too long to be waited for, and are not written yet."""
+        """Writes that took too long to be waited for, and are not done yet."""
         self._numbers: dict[int, RetiredRoots] = {}
         """What was added in this life, by number, and what was there before it, as number 0."""
 
     @classmethod
     def beside(cls, folder: Path, host: str, disk: DiskPlace | None) -> RetiredNotes:
-        """Those of ``host``."""
+        """The notes of ``host``."""
         paths = [folder / f"{host}{RETIRED_SUFFIX}"]
         if disk is not None:
             paths.append(disk.folder / f"{host}.disk{RETIRED_SUFFIX}")
         return cls(paths)
 
     def read(self) -> RetiredRoots:
-        """What is to be forgotten. From now on all of it counts as there before."""
+        """Everything that is to be forgotten. From now on it counts as from before this life."""
         with self._lock:
             self._load()
             self._numbers = {0: self._sum()}
@@ -72,8 +72,8 @@ class RetiredNotes:
 
     @property
     def unkept(self) -> Busy | None:
-        """What whoever invalidated something last has to know: the file that has to have it has
-        not. None: it has."""
+        """The error for whoever invalidated something last, if the file that must have the note
+        does not; None if it does."""
         file = self._files[-1]
         if self._late:
             return Busy(
@@ -83,7 +83,7 @@ class RetiredNotes:
         return file.unkept
 
     async def mend(self) -> None:
-        """Write what a file has not, as far as that can be done now."""
+        """Retry writes that failed, as far as that is possible now."""
         if self._owing() and not self._late:
             await self._in_time(self._try_again)
 
@@ -97,7 +97,7 @@ class RetiredNotes:
         return [file for file in self._files if file.unkept is not None]
 
     async def keep(self, command: RememberRetired) -> None:
-        """``add``, without more waiting than others can bear: ``unkept`` says so then."""
+        """``add``, waiting ``KEEP_S_MAX`` at most; ``unkept`` tells if it is not done then."""
         await self._in_time(partial(self.add, command))
 
     async def _in_time(self, work: Callable[[], None]) -> None:
@@ -110,30 +110,30 @@ class RetiredNotes:
             done.add_done_callback(self._late.discard)
 
     async def close(self) -> None:
-        """Wait for what is not written yet, for as long as others can bear."""
+        """Wait for what is not written yet, for ``CLOSE_S_MAX`` at most."""
         if self._late:
             await asyncio.wait(self._late, timeout=CLOSE_S_MAX)
         self._thread.shutdown(wait=False)
 
     def add(self, command: RememberRetired) -> None:
-        """Keep what ``command`` says, too."""
+        """Remember what ``command`` says, too."""
         with self._lock:
             self._load()
-            number = command.number  # another pool's core may have had it: each begins with 1
+            number = command.number  # an earlier pool's core may have used it: each begins with 1
             self._numbers[number] = self._numbers.get(number, RetiredRoots()) | command.retired
             if len(self._numbers) > RETIRED_ROOTS_MAX:
                 self._numbers = {number: self._sum()}
             self._write(self._files)
 
     def forget(self, number: int) -> None:
-        """Nothing is left of what was added up to ``number``, or before this life."""
+        """The disk has nothing left of what was added up to ``number``, or before this life."""
         with self._lock:
             self._load()
             self._numbers = {at: one for at, one in self._numbers.items() if at > number}
             self._write(self._files)
 
     def _load(self) -> None:
-        """Count what files say that were not heard yet, as there before."""
+        """Read files that were not read yet; what they say counts as from before this life."""
         found = self._numbers.get(0, RetiredRoots())
         for file in self._files:
             if file in self._heard:
