@@ -1,8 +1,8 @@
 """Chain keys: a 64-bit hash of all tokens from the root to the end of a page.
 
-The disk tier finds pages by them. One is made in a fraction of a microsecond a page, from that of
-the page before. Where a tree's keys start is a secret of the mesh's: the hash is none that keeps
-its input, so whoever knew the start could find tokens for any key.
+The disk tier finds pages by them. Each is computed in a fraction of a microsecond from the key of
+the page before. Where a tree's keys start is a secret of the mesh: the hash is not cryptographic,
+so whoever knew the start could find tokens for any key.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _EDGES_MAX = 64
 
 @functools.lru_cache(maxsize=_ROOTS_MAX)
 def root_chain(key: bytes, root: bytes) -> int:
-    """Where the chain keys of a tree start, which nobody can tell who has not ``key``."""
+    """Where the chain keys of a tree start, which nobody without ``key`` can tell."""
     start = hashlib.blake2b(root, digest_size=8, key=key).digest()
     return int.from_bytes(start, "little")
 
 
 def chain_keys(start: int, tokens: bytes, at: int, end: int, width: int) -> Iterator[int]:
-    """A key for each page, of ``width`` bytes, of ``tokens[at:end]``; ``start``: the key of the
-    page before."""
+    """The keys of the pages in ``tokens[at:end]``, each of ``width`` bytes; ``start``: the key of
+    the page before."""
     chain = start
     for first in range(at, end - width + 1, width):
         chain = xxh3_64_intdigest(tokens[first : first + width], chain)
@@ -36,7 +36,7 @@ def chain_keys(start: int, tokens: bytes, at: int, end: int, width: int) -> Iter
 
 
 def chain_over(start: int, tokens: bytes, at: int, end: int, width: int) -> int:
-    """The last of ``chain_keys``; ``start`` when there is none."""
+    """The last of ``chain_keys``; ``start`` if there is none."""
     chain = start
     for first in range(at, end - width + 1, width):
         chain = xxh3_64_intdigest(tokens[first : first + width], chain)
@@ -44,9 +44,8 @@ def chain_over(start: int, tokens: bytes, at: int, end: int, width: int) -> int:
 
 
 def chain_at(node: Node, start: int, width: int) -> int:
-    """The chain key at the end of ``node``, in a tree whose keys start at ``start``. It is kept
-    there: edges only grow at their end, and whoever takes pages from one forgets its key
-    (``Node.chain``)."""
+    """The chain key at the end of ``node``, in a tree whose keys start at ``start``. It is cached
+    in ``Node.chain``: edges grow only at their end, and whoever takes pages from one clears it."""
     above: list[Node] = []
     while not node.is_root and (node.chain is None or node.chain[0] != node.depth):
         above.append(node)
@@ -64,20 +63,20 @@ def chain_at(node: Node, start: int, width: int) -> int:
 
 
 class EdgeChains:
-    """Chain keys of edges: one that leaves the pool bit by bit, from its end, is hashed once."""
+    """Chain keys of edges: one that leaves the pool bit by bit from its end is hashed only once."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self._kept: dict[Node, tuple[int, list[int]]] = {}
-        """How deep an edge begins, and the keys of the page before it and of its own, as far as
-        they were asked for."""
+        """By edge: how deep it begins, and the keys of the page before it and of its own pages, as
+        far as they were asked for."""
 
     def of(self, node: Node, start: int) -> list[int]:
-        """The keys of the page before ``node`` and of its own, in a tree whose keys start at
-        ``start``: not to be changed."""
+        """The keys of the page before ``node`` and of its own pages, in a tree whose keys start at
+        ``start``. The caller must not change the list."""
         first = node.depth - len(node.pages)
         kept = self._kept.get(node)
-        if kept is None or kept[0] != first:  # it was cut, and what is left is its end
+        if kept is None or kept[0] != first:  # it was split, and this is its end
             if len(self._kept) >= _EDGES_MAX:
                 self._kept.clear()
             kept = self._kept[node] = first, [chain_at(node.parent, start, self._width)]
@@ -87,7 +86,7 @@ class EdgeChains:
         return chains
 
     def shorten(self, node: Node, page_count: int) -> None:
-        """``node`` has only its first ``page_count`` pages from now on, and may grow anew."""
+        """``node`` keeps only its first ``page_count`` pages, and may grow again."""
         if not page_count:
             self._kept.pop(node, None)
         elif (kept := self._kept.get(node)) is not None:

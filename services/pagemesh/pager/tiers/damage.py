@@ -1,8 +1,8 @@
-"""Pages on disk that were damaged: which prompts lost them, and when it is enough.
+"""Damaged pages on disk: which prefixes lost them, and when the disk is given up.
 
-A page that is not what it should be is forgotten with all that follows it, and computed again. A
-disk on which that happens all the time costs each request a read before it computes, and who knows
-what else it has lost: it is given up.
+A damaged page is forgotten with all that follows it, and computed again. A disk on which that keeps
+happening costs each request a read before it computes, and nobody knows what else it has lost: it
+is given up.
 
     the last 64 loads     . . . X . . X . . . . X . . .      X: it found a damaged page
                           off once more than 8 of them did
@@ -15,17 +15,17 @@ from collections.abc import Iterable, Sequence
 
 LOADS_WATCHED = 64
 DAMAGED_LOADS_MAX = 8
-"""Of those."""
+"""How many of those may find damage."""
 _RUNS_MAX = 256
-"""Of which it is known that they were damaged; the oldest is forgotten first."""
+"""Lost runs of pages that are remembered; the oldest is forgotten first."""
 
 
 class Damage:
-    """Of one pager life."""
+    """The damage of one pager life."""
 
     def __init__(self) -> None:
         self._loads: deque[bool] = deque(maxlen=LOADS_WATCHED)
-        """Whether each of the last found damage."""
+        """Whether each of the last loads found damage."""
         self._runs: OrderedDict[tuple[bytes, int], tuple[int, ...]] = OrderedDict()
         """By root and first page: the chain keys of pages that were lost together."""
 
@@ -46,7 +46,7 @@ class Damage:
 
     @property
     def has_runs(self) -> bool:
-        """Whether any is known that was lost."""
+        """Whether any lost run is remembered."""
         return bool(self._runs)
 
     def loaded(self, *, is_damaged: bool) -> None:
@@ -54,19 +54,19 @@ class Damage:
         self._loads.append(is_damaged)
 
     def lost(self, root: bytes, chains: Sequence[int]) -> None:
-        """A run of pages, from the damaged one on, is not found any more."""
+        """A run of pages, from the damaged one on, cannot be found any more."""
         self._runs[root, chains[0]] = tuple(chains)
         if len(self._runs) > _RUNS_MAX:
             self._runs.popitem(last=False)
 
     def mended(self, root: bytes, chains: Iterable[int]) -> None:
-        """These pages were computed again, and left the pool again."""
+        """These pages were computed again and go to disk again: forget that they were lost."""
         if self._runs:
             for chain in chains:
                 self._runs.pop((root, chain), None)
 
     def lost_pages(self, root: bytes, chains: Iterable[int]) -> int:
-        """How many of the first of ``chains`` were lost together."""
+        """How many of ``chains``, from the first on, were lost together."""
         run: tuple[int, ...] = ()
         count = 0
         for chain in chains:

@@ -1,4 +1,4 @@
-"""Who may have how much of the disk, and who gives a slot where none is free."""
+"""How much of the disk each tenant may use, and who gives up a slot when none is free."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pagemesh.wire.cache_messages import LINES_MAX, DiskTenantLine
 from pagemesh.wire.cache_terms import CacheTerms
 
 TENANTS_MAX = 1_024
-"""Tenants with a quota beyond these have no share of their own."""
+"""Further tenants with a quota have no account of their own."""
 
 
 class DiskAccounts:
-    """Of a disk with ``slot_count`` slots."""
+    """The accounts of a disk with ``slot_count`` slots."""
 
     def __init__(self, slot_count: int) -> None:
         self._slot_count = slot_count
         self.common = DiskAccount("", slot_count)
         self.by_tenant: dict[str, DiskAccount] = {}
         self._giver: DiskAccount | None = None
-        """Who had the most for its share; None: whoever has is to be looked for."""
+        """The account with the highest share so far; None if it has to be looked for."""
         self._others_share_max = 0.0
-        """None of the others has more of what it may have."""
+        """An upper bound of the shares of all other accounts."""
 
     def of(self, terms: CacheTerms) -> DiskAccount:
-        """The account of ``terms``."""
+        """The account for trees with ``terms``, made if need be."""
         if not terms.has_disk_quota:
             return self.common
         quota_slots = terms.disk_quota_pages(self._slot_count)
@@ -39,7 +39,7 @@ class DiskAccounts:
         return account
 
     def assign(self, shelf: Shelf, account: DiskAccount) -> None:
-        """``shelf`` is that of ``account`` from now on."""
+        """Move ``shelf`` to ``account``."""
         before = shelf.account
         account.shelf_count += 1
         account.page_count += len(shelf.records)
@@ -63,7 +63,7 @@ class DiskAccounts:
             self._others_share_max = max(self._others_share_max, account.share)
 
     def richest(self) -> DiskAccount:
-        """Who has the most for its share."""
+        """The account that uses the largest share of what it may have."""
         if not self.by_tenant:
             return self.common
         giver = self._giver
@@ -72,7 +72,7 @@ class DiskAccounts:
         return giver
 
     def _look_for_richest(self) -> DiskAccount:
-        """At every account; ``_giver`` and ``_others_share_max`` tell when that is needed."""
+        """Compare all accounts; ``_giver`` and ``_others_share_max`` tell when that is needed."""
         quotas_slots = sum(one.quota_slots for one in self.by_tenant.values())
         self.common.quota_slots = max(self._slot_count - quotas_slots, 1)
         everybody = (self.common, *self.by_tenant.values())
@@ -81,7 +81,7 @@ class DiskAccounts:
         return first
 
     def lines(self) -> list[DiskTenantLine]:
-        """What operators are told."""
+        """What operators are told, the largest shares first."""
         accounts = nlargest(LINES_MAX, self.by_tenant.values(), key=lambda one: one.share)
         return [
             DiskTenantLine(tenant=a.tenant, pages=a.page_count, quota_pages=a.quota_slots)

@@ -1,10 +1,11 @@
-"""Records of pages on disk by tree, and which of them goes next when its slot is wanted.
+"""Records of pages on disk by tree, and which of them is evicted next.
 
     shelf      the records of one tree, the least recently used first
     account    the shelves of a tenant with a quota on disk, or of all others together
 
-Each use gives a record a number, so the oldest of an account is the oldest first record of its
-shelves. A heap finds it: numbers only grow, so an entry is at worst too small, and then put back.
+Each use gives a record the next number, so the oldest record of an account is the first of one of
+its shelves. A heap finds it: as numbers only grow, an entry is at worst too small, and then
+renewed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pagemesh.pager.tiers.followers import Followers
 from pagemesh.pager.tiers.tier_events import FoundRecords
 
 _LOOK_MAX = 64
-"""Records in use that are passed over; more than that, and nothing is evicted."""
+"""Records looked at for one that is not in use; if all these are, nothing is evicted."""
 
 
 class Record(msgspec.Struct, eq=False, gc=False):
@@ -43,8 +44,8 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
 
 class Claimed(NamedTuple):
-    """Of a run of pages, those that are to be written: their places in it, ascending, and slots.
-    ``dropped``: records of pages that would not be found any more."""
+    """The pages of a run that are to be written: their places in it, ascending, and their slots.
+    ``dropped``: records of pages that could not be found any more."""
 
     places: list[int]
     slots: list[int]
@@ -52,8 +53,8 @@ class Claimed(NamedTuple):
 
 
 class Shelf:
-    """The records of the tree ``root``, by chain key, and which of them ``followers`` are of
-    others, or of pages that are not on disk. ``start``: where its chain keys start."""
+    """The records of the tree ``root``, by chain key. ``followers``: which of them directly follow
+    which page, on disk or not. ``start``: where its chain keys start."""
 
     __slots__ = ("account", "followers", "records", "root", "start")
 
@@ -65,7 +66,7 @@ class Shelf:
         self.followers = Followers()
 
     def fitting(self, chains: list[int], room: int) -> int:
-        """How many of the first of ``chains`` are here, but for ``room`` others."""
+        """How many of ``chains``, from the first on, are here or fit into ``room`` more slots."""
         for place, chain in enumerate(chains):
             if chain not in self.records:
                 if not room:
@@ -78,13 +79,13 @@ class Shelf:
         return sum(chain not in self.records for chain in chains)
 
     def strays(self) -> list[Record]:
-        """Those that follow what is not here, and do not start a prefix."""
+        """Records whose predecessor is not here, unless they start a prefix."""
         records = self.records
         lines = [one for one in records.values() if one.before not in records]
         return [one for one in lines if one.before != self.start]
 
     def oldest(self, looked: int) -> tuple[Record | None, int]:
-        """The oldest record that is not in use, and how many were looked at in all."""
+        """The oldest record not in use, and how many were looked at, with the ``looked`` before."""
         for record in islice(self.records.values(), _LOOK_MAX - looked):
             looked += 1
             if not record.is_busy:
@@ -93,7 +94,8 @@ class Shelf:
 
 
 class DiskAccount:
-    """``quota_slots``: what the tenant may take of the disk, or all others what quotas leave."""
+    """The shelves of a tenant, or of all without a quota. ``quota_slots``: what the tenant may take
+    of the disk, or for the others what the quotas leave."""
 
     __slots__ = ("_numbers", "_queue", "page_count", "quota_slots", "shelf_count", "tenant")
 
@@ -102,20 +104,21 @@ class DiskAccount:
         self.quota_slots = quota_slots
         self.page_count = self.shelf_count = 0
         self._queue: list[tuple[int, int, Shelf]] = []
-        """Uses and shelves; at least one entry, not too young, for each shelf with records."""
+        """A heap of uses and shelves. Each shelf with records has an entry whose use is not later
+        than that of its oldest record."""
         self._numbers = count()
 
     @property
     def share(self) -> float:
-        """What it has of what it may have."""
+        """What it has, as a share of what it may have."""
         return self.page_count / max(self.quota_slots, 1)
 
     def queue(self, shelf: Shelf) -> None:
-        """``shelf``, which has records, is ours, or has its first one."""
+        """Queue ``shelf``, which has just become ours with records, or got its first one."""
         heappush(self._queue, (next(iter(shelf.records.values())).used, next(self._numbers), shelf))
 
     def oldest(self) -> Record | None:
-        """The least recently used record whose slot may be had."""
+        """The least recently used record that is not in use; None if none is found soon."""
         queue, looked = self._queue, 0
         aside: list[tuple[int, int, Shelf]] = []
         found: Record | None = None
@@ -147,17 +150,17 @@ class DiskAccount:
 
 
 class InOrder(NamedTuple):
-    """``lines``: root index, chain key, that of the page before, and slot of each page, in an order
-    of uses. ``older_slots``: what is there is a page that another slot has, too."""
+    """``lines``: root index, chain key, chain key of the page before, and slot of each page, as if
+    in order of use. ``older_slots``: slots with older copies of pages in other slots."""
 
     lines: list[tuple[int, int, int, int]]
     older_slots: list[int]
 
 
 def oldest_first(found: FoundRecords) -> InOrder:
-    """What was written last is the most recent, and what it follows is more recent still, so that
-    ends go first. Of a page that was written twice, which a writer leaves that dies between its
-    record and that of who gets its old slot, the newer record counts."""
+    """Order records as if by use, so that ends of prefixes are evicted first: what was written last
+    is the most recent, and the pages before it are more recent still. If a page is in two slots, as
+    when a writer dies before it writes over the old one, the newer record counts."""
     newest: dict[tuple[int, int], tuple[int, int]] = {}
     older_slots: list[int] = []
     columns = (found.root_indexes, found.chains, found.befores, found.slots)

@@ -5,18 +5,19 @@
                                       hold     v  |  release
                                               being read
 
-A tenant with a quota on disk that has used it up gives slots of its own for new ones. Where nobody
-has, and no slot is free, whoever has the most for its share gives one (``disk_accounts``).
+A tenant that has used up its quota on disk gives up slots of its own for new pages. Otherwise, if
+no slot is free, the account that uses the largest share of what it may have gives one up
+(``disk_accounts``).
 
-Pages are found by *chain key* (``chain_keys``). It is only a hint. What is believed is the
+Pages are found by *chain key* (``chain_keys``), which is only a hint. What is trusted is the
 cryptographic digest of the same tokens, which is in the record and checked when the page is read.
 
-A page is found by way of all that come before it in its prefix. So none stays whose predecessor is
-neither here nor in the pool, or not for long: a slot is never taken from a page that others
-follow, and whoever loses a page for which there was no room drops what is behind it, in parts.
+A page can be found only through all pages before it in its prefix. So none stays for long whose
+predecessor is neither here nor in the pool: a slot is never taken from a page that others follow,
+and when a page is lost because there is no room for it, what follows it is dropped, in parts.
 
-A slot that is being written or read is nobody else's until that is over, even if the record is
-dropped meanwhile.
+A slot that is being written or read is not given to another page until that is over, even if the
+record is dropped meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pagemesh.wire.cache_messages import DiskLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
 _PASSED_MAX = 1_024
-"""Records that others follow, of which the least recently used are passed over for one slot."""
+"""Least recently used records that are passed over for one slot, because others follow them."""
 
 
 class DiskTier:
@@ -52,7 +53,7 @@ class DiskTier:
         self.slot_count = found.slot_count
         self.staged_pages_max = staged_pages_max
         self.staged: dict[int, Record] = {}
-        """By slot: what is being written."""
+        """By slot: records that are being written, or wait for that."""
         self.cost = FetchCost(facts.page_bytes, facts.page_size, found.memory_pages)
         self.counts = TierCounts()
         self.page_count = 0
@@ -60,13 +61,13 @@ class DiskTier:
         self.accounts = DiskAccounts(found.slot_count)
         self._shelves: dict[bytes, Shelf] = {}
         self._leaving: deque[Shelf] = deque()
-        """Nothing of these is found any more; their slots are freed in parts."""
+        """Shelves of retired roots: not found any more; their slots are freed in parts."""
         self.severed = Severed(self._shelves)
         self._dropped_busy: dict[int, Record] = {}
-        """By slot: forgotten, and in use still."""
+        """By slot: records that are dropped but still being written or read."""
         self._uses = count(1)
         lines, self.older_slots = oldest_first(found.records)
-        """Free slots with pages that were found in others, too: to be forgotten at the start."""
+        """Free slots with older copies of pages in other slots: to be forgotten at the start."""
         used = bytearray(found.slot_count)
         for root_index, chain, before, slot in lines:
             shelf = self._shelf(found.records.roots[root_index])
@@ -120,20 +121,21 @@ class DiskTier:
     # Changing
 
     def touch(self, records: Iterable[Record]) -> None:
-        """``records``, a chain from its start, were used just now. The last goes first, since
-        it is of no use without the others."""
+        """``records``, a run from its start, were used just now. The last is to be evicted first,
+        since it is of no use without the others."""
         for record in reversed(list(records)):
             self._touch(record)
 
     def claim(
         self, chains: list[int], before: int, root: bytes, terms: CacheTerms = NO_TERMS
     ) -> Claimed:
-        """Slots for those pages of a run that leave the pool and are not here yet, in place of the
-        least recently used if need be; ``before``: the chain key of the page before the first. If
-        too much waits to be written, or every slot is busy, its start is kept: the rest is lost,
-        and so is what follows that. The tree is that of ``terms`` from now on."""
+        """Slots for those pages of a run that leave the pool and are not here yet; the least
+        recently used records are evicted if need be. ``before``: the chain key of the page before
+        the first. If too much waits to be written, or every slot is busy, only the start of the run
+        is kept: the rest is lost, and so is what follows it. The tree counts to the account of
+        ``terms`` from now on."""
         shelf = self._assigned(root, terms)
-        # More than the quota would drive out its own beginning.
+        # A run longer than the quota would evict its own beginning.
         wanted = len(chains)
         if shelf.account is not self.accounts.common:
             wanted = min(wanted, shelf.account.quota_slots)
@@ -143,7 +145,7 @@ class DiskTier:
             self.counts.not_stored += shelf.missing(chains[end:wanted])
             dropped = self._cut_off(shelf, chains[end:])
         places, slots, short = self._put_run(chains[:end], before, root, terms, [])
-        if short:  # the slots there are go to the first pages
+        if short:  # the slots found go to the first pages
             shelf = self._assigned(root, terms)
             for place, slot in zip(places, slots, strict=True):
                 del self.staged[slot]
@@ -163,9 +165,9 @@ class DiskTier:
     def _put_run(
         self, chains: list[int], before: int, root: bytes, terms: CacheTerms, spare: list[int]
     ) -> tuple[list[int], list[int], int]:
-        """Put those of ``chains`` that are not here into slots, ``spare`` ones first: their places
-        and slots, and how many of the first pages were not come to, since no slot was to be had.
-        It begins with the last, since ends can be spared first."""
+        """Put those of ``chains`` that are not here into slots, ``spare`` ones first. Returns their
+        places and slots, and how many pages at the start were not reached because no slot was to be
+        had. Goes from the last page to the first, so that the ends are evicted first."""
         staged, spare = self.staged, spare.copy()
         shelf = self._assigned(root, terms)
         places: list[int] = []
@@ -181,7 +183,7 @@ class DiskTier:
                 slot = spare.pop()
             elif len(staged) < self.staged_pages_max:
                 slot = self._slot_for(shelf.account)
-                if not shelf.records:  # what it gave was its last
+                if not shelf.records:  # it gave up its last record
                     shelf = self._assigned(root, terms)
             if slot is None:
                 return places, slots, place + 1
@@ -193,8 +195,8 @@ class DiskTier:
         return places, slots, 0
 
     def lose(self, chains: list[int], root: bytes, *, at_once: bool = False) -> list[Record]:
-        """A run of pages leaves the pool and is not stored. What is found no more, and dropped (as
-        ``drop_all`` does), is what follows the first of them that is not here."""
+        """A run of pages leaves the pool and is not stored. What follows the first of them that is
+        not here cannot be found any more: it is dropped and returned, as by ``drop_all``."""
         shelf = self._shelves.get(root)
         if shelf is None:
             return []
@@ -204,7 +206,7 @@ class DiskTier:
         return []
 
     def written(self, slots: Sequence[int]) -> list[Record]:
-        """``slots`` are written. Returns those records that nobody wants any more."""
+        """``slots`` are written. Returns those of their records that were dropped meanwhile."""
         records = [self.staged.pop(slot) for slot in slots]
         for record in records:
             record.is_written = True
@@ -216,8 +218,8 @@ class DiskTier:
         return [record for record in records if record.is_dropped]
 
     def not_taken(self, slots: Sequence[int]) -> list[Record]:
-        """What was to be written into ``slots`` is lost. Returns that, and what is not found any
-        more without it; what the slots held before is nobody's, and is there still."""
+        """What was to be written into ``slots`` is lost. Returns its records and those that cannot
+        be found without them. What the slots held before is still there, and belongs to nobody."""
         self.counts.not_stored += len(slots)
         lost = [self.staged.pop(slot) for slot in slots]
         for record in lost:
@@ -239,9 +241,9 @@ class DiskTier:
                 self._let_go(record)
 
     def drop_all(self, records: Iterable[Record], *, at_once: bool = False) -> list[Record]:
-        """Forget ``records`` that are not dropped yet, be it that they leave, and what is not found
-        without them, of all that was ``severed``: as much as a turn has time for, or ``at_once``,
-        so that none of it is found again. Returns what that was."""
+        """Drop ``records`` unless they are dropped already, including those of retired roots, and
+        what cannot be found without them. Of all that was ``severed``, as much goes as a turn has
+        time for, or all ``at_once``, so that none is found again. Returns what was dropped."""
         dropped: list[Record] = []
         for record in chain_of(records, self.severed.some(at_once=at_once)):
             if not record.is_dropped:
@@ -252,7 +254,7 @@ class DiskTier:
         return dropped
 
     def _cut_off(self, shelf: Shelf, chains: list[int], *, at_once: bool = False) -> list[Record]:
-        """Forget what is here of ``chains``, a run that is not kept, and what follows it."""
+        """Drop what is here of ``chains``, a run that is not kept, and what follows it."""
         found = [record for record in map(shelf.records.get, chains) if record is not None]
         for chain in chains:
             self.severed.add(shelf, chain)
@@ -261,7 +263,7 @@ class DiskTier:
         return dropped
 
     def strays(self) -> dict[bytes, list[Record]]:
-        """By root: records that follow what is not here, and do not start a prefix."""
+        """By root: records whose predecessor is not here, unless they start a prefix."""
         found = ((root, shelf.strays()) for root, shelf in self._shelves.items())
         return {root: strays for root, strays in found if strays}
 
@@ -278,11 +280,11 @@ class DiskTier:
 
     @property
     def is_sweeping(self) -> bool:
-        """Slots of what was retired are to be freed."""
+        """Whether slots of retired roots are still to be freed."""
         return bool(self._leaving)
 
     def sweep(self, count_max: int) -> list[Record]:
-        """Free some of the slots of what was retired, and say which they were."""
+        """Free some slots of retired roots, at most ``count_max``. Returns their records."""
         swept: list[Record] = []
         while self._leaving and len(swept) < count_max:
             records = self._leaving[0].records
@@ -319,8 +321,8 @@ class DiskTier:
         return slot
 
     def _evict(self, account: DiskAccount) -> int | None:
-        """The slot of the least recently used page that none follows. One that others do follow
-        is in the pool and was used there, where they were read: it is as recent as they are."""
+        """The slot of the least recently used page that no other follows. A page that others follow
+        is as recent as they are: when they were read, it was in the pool and was used there."""
         for _ in range(_PASSED_MAX):
             record = account.oldest()
             if record is None:
@@ -342,7 +344,7 @@ class DiskTier:
         self.accounts.grew(account)
 
     def _take(self, record: Record) -> None:
-        """``record`` is not found any more."""
+        """Take ``record`` out of the index."""
         shelf = record.shelf
         del shelf.records[record.chain]
         shelf.followers.remove(record.before, record.chain)
@@ -369,7 +371,7 @@ class DiskTier:
         self.accounts.left(shelf.account)
 
     def _assigned(self, root: bytes, terms: CacheTerms) -> Shelf:
-        """The shelf of ``root``, which is that of ``terms`` from now on."""
+        """The shelf of ``root``, which belongs to the account of ``terms`` from now on."""
         shelf = self._shelf(root)
         account = self.accounts.of(terms)
         if account is not shelf.account:

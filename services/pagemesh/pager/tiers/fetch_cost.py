@@ -1,18 +1,18 @@
-"""How many stored pages to fetch rather than compute again, by what both took lately.
+"""How many stored pages to fetch rather than compute again, by what both have cost lately.
 
     fetching    (bytes already asked for + bytes wanted) / bandwidth + a fixed part
-    computing   tokens wanted / tokens a millisecond of one sequence's prefill
+    computing   tokens wanted / tokens per millisecond of one sequence's prefill
 
-What a tier has in memory comes many times faster than what it has on disk alone, so each has a
-bandwidth of its own, and of a run of pages the first may be worth fetching and the rest not:
+Pages in memory come many times faster than pages that are only on disk, so each medium has a
+bandwidth of its own, and the first pages of a run may be worth fetching when the rest are not:
 
-    pages of a run    memory memory memory disk disk     fetched: those up to where most is saved
+    pages of a run    memory memory memory disk disk     fetched: up to where most is saved
     saved so far        +7     +14    +21   +18  +15                         ^
 
-All rates are moving averages of what was seen: of reads, checksums included, and of prompts from
-their admission to their commits, so a prefill that is busy with others counts as slow. While one
-that is asked for is not known, reading is tried. A bandwidth is believed for a minute: a disk that
-was busy once gets another chance.
+All rates are moving averages of measurements: of reads, checksums included, and of prompts from
+their admission to their commits, so a prefill worker that is busy with others counts as slow. While
+a rate that is needed is not known, pages are fetched. A bandwidth is believed for a minute: a disk
+that was busy once gets another chance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pagemesh.pager.tiers.recent_slots import RecentSlots
 from pagemesh.pager.tiers.tier_events import PagesLoaded
 
 FIXED_MS = 1.0
-"""Of a fetch, whatever its size: two threads are woken, and the admission is decided anew."""
+"""The fixed part of a fetch: two threads are woken, and the admission is decided again."""
 _BELIEVED_MS_MAX = 60_000
 _WEIGHT = 0.25
 """Of the newest measurement."""
@@ -33,7 +33,7 @@ _WEIGHT = 0.25
 
 @dataclass(slots=True)
 class Bandwidth:
-    """Of reading from one medium."""
+    """The bandwidth of reads from one medium."""
 
     read_bytes_per_ms: float = 0.0
     """0: not known."""
@@ -51,8 +51,8 @@ class Bandwidth:
 
 
 class FetchCost:
-    """What was measured. ``memory_pages``: so many that were written or read last are in memory
-    as well."""
+    """The rates measured. ``memory_pages``: how many pages, those written or read last, are in
+    memory as well."""
 
     def __init__(self, page_bytes: int, page_size: int, memory_pages: int = 0) -> None:
         self._page_bytes, self._page_size = page_bytes, page_size
@@ -102,7 +102,7 @@ class FetchCost:
         return saved_ms.index(most_ms) + 1
 
     def _ahead_ms(self, now_ms: int) -> float:
-        """What is being read already takes, as far as is known."""
+        """How long the loads that have begun will take, as far as is known."""
         rates = self.memory.believed(now_ms), self.disk.believed(now_ms)
         pages = map(sum, zip((0, 0), *self._loading.values(), strict=True))
         return sum(

@@ -1,35 +1,34 @@
-"""Which pages on disk come right after which, by chain key.
+"""Which pages on disk directly follow which page, by chain key.
 
-    page --> the one page that follows it, as mostly there is one
-             and others, where prompts part
+    page --> one page that follows it: usually there is only one
+             and others, where prompts branch
 
-So whoever loses a page can say what is not found any more without it, and which page nothing
-follows.
+This tells what cannot be found any more when a page is lost, and which pages nothing follows.
 """
 
 from __future__ import annotations
 
 
 class Followers:
-    """Of one tree."""
+    """The followers of all pages of one tree."""
 
     __slots__ = ("_first", "_others")
 
     def __init__(self) -> None:
         self._first: dict[int, int] = {}
         self._others: dict[int, set[int]] = {}
-        """Only of what more than one page follows."""
+        """Only for pages that more than one page follows."""
 
     def __contains__(self, chain: int) -> bool:
-        """Whether anything follows."""
+        """Whether anything follows ``chain``."""
         return chain in self._first
 
     def one_of(self, chain: int) -> tuple[int, bool]:
-        """One of those that follow, and whether it is the only one. Raises ``KeyError``."""
+        """A page that follows ``chain``, and whether it is the only one. Raises ``KeyError``."""
         return self._first[chain], chain not in self._others
 
     def of(self, chain: int) -> list[int]:
-        """What follows."""
+        """All pages that follow ``chain``."""
         first = self._first.get(chain)
         return [] if first is None else [first, *self._others.get(chain, ())]
 
@@ -39,7 +38,7 @@ class Followers:
             self._others.setdefault(before, set()).add(chain)
 
     def remove(self, before: int, chain: int) -> None:
-        """``chain`` does not any more."""
+        """``chain`` does not follow ``before`` any more."""
         others = self._others.get(before)
         if self._first[before] != chain:
             assert others is not None

@@ -15,7 +15,8 @@ PAGER = 0
 
 
 class Load(msgspec.Struct, eq=False):
-    """Pages that are being read. For those that wait it is one more who fills a prefix."""
+    """Pages that are being read. To sequences that wait for a prefix, a load is like one that
+    computes it."""
 
     id: int
     key: SequenceKey
@@ -30,7 +31,7 @@ class Load(msgspec.Struct, eq=False):
     """How many pages of the prefix come before."""
     begun_ms: int
     incarnation: int
-    """Who fills them: the pager, or on a device the worker that asked."""
+    """Who fills the pages: the pager, or on a device the worker that asked."""
     order: Order = FIRST  # so that everybody may wait for the disk
     prompt_pages: int = 0
     place: tuple[Node, bytes] | None = None

@@ -1,8 +1,8 @@
 """Which slots of the disk tier should be in memory, as far as the core can tell.
 
-``page_memory`` keeps what was written or read last, on threads of its own; this follows what the
-core hears of it. It serves to say what reading will take and nothing else: whoever reads finds out
-for himself where a page is.
+``page_memory`` keeps what was written or read last, on threads of its own; this class follows it by
+the events that reach the core. It only serves to predict how long a read will take: the reader
+itself finds out where a page is.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ class RecentSlots:
                 self._slots.popitem(last=False)
 
     def forget(self, slot: int) -> None:
-        """``slot`` holds nothing."""
+        """``slot`` holds nothing any more."""
         self._slots.pop(slot, None)

@@ -1,8 +1,8 @@
-"""What followed pages that are gone from disk, one record after the other.
+"""Finds what followed pages that are gone from disk, one record after the other.
 
-A page may be followed by all there is, so that to drop that at once could hold up everybody. Until
-it was dropped it stays where it is: it is found only by way of the page that is gone, and if that
-is there again it may as well stay.
+A page may be followed by everything else on disk, so dropping all of that at once could hold up
+everybody. Until a record is dropped, it does no harm: it can be found only through the page that is
+gone, and if that page comes back, the record may as well stay.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ DROPPED_MAX = 1_024
 
 
 class Severed:
-    """``shelves``: those in use, by root. What followed on others is theirs to free."""
+    """``shelves``: those in use, by root. Shelves of retired roots are freed as a whole."""
 
     def __init__(self, shelves: Mapping[bytes, Shelf]) -> None:
         self._shelves = shelves
         self._gone: list[tuple[Shelf, int]] = []
-        """Chain keys of what is gone; the last is gone through first."""
+        """A stack of shelves and chain keys of pages that are gone."""
 
     def __bool__(self) -> bool:
-        """Whether something may be left to drop."""
+        """Whether records may be left to drop."""
         return bool(self._gone)
 
     def add(self, shelf: Shelf, chain: int) -> None:
-        """``chain`` is gone."""
+        """The page with the key ``chain`` is gone."""
         if chain in shelf.followers:
             self._gone.append((shelf, chain))
 
     def some(self, *, at_once: bool) -> Iterator[Record]:
-        """As many records as may be dropped in a turn, or ``at_once`` all. Each is to be dropped
-        and to be added before the next."""
+        """Records to drop: as many as a turn has time for, or ``at_once`` all. The caller must drop
+        each, and ``add`` it, before it takes the next."""
         left = DROPPED_MAX
         while self._gone and (left or at_once):
             shelf, chain = self._gone[-1]

@@ -1,8 +1,8 @@
-"""What goes from the pool to disk, and what there cannot be found any more without it.
+"""What goes from the pool to disk, and what cannot be found there any more when pages leave.
 
-A page on disk is found by way of those before it, in the pool or on disk as well. What is evicted
-leaves from its end, so that its predecessors are in the pool still; when one of these then leaves
-and is not stored, all that follows it on disk is dropped.
+A page on disk is found through the pages before it, in the pool or on disk as well. Eviction takes
+edges from their end, so the pages before an evicted one are still in the pool; when one of these
+leaves and is not stored, everything that follows it on disk is dropped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.pager.tree.radix import Node, Tree
 
 _LOOKED_PAGES_MAX = 8_192
-"""Of the pool, in one turn, for what follows them on disk."""
+"""Pages of the pool that the search for strays looks at in one turn."""
 
 
 class Storing:
-    """Of one pager life. ``unseen`` hears of roots of which pages are invalidated while the tier
-    is off, or not open yet."""
+    """Of one pager life. ``unseen`` is called with roots of which pages are invalidated while the
+    tier is off, or not open yet."""
 
     def __init__(
         self, books: Books, movers: Movers, damage: Damage, unseen: Callable[[bytes], None]
@@ -38,19 +38,19 @@ class Storing:
         self._width = books.facts.page_token_bytes
         self._away: deque[Node] | None = None
         self._away_pages = 0
-        """Of the first of ``_away``, those that are on disk or on their way."""
+        """How many pages of the first edge in ``_away`` are on disk or on their way."""
         self._away_left = 0
         self._away_quotas: dict[str, int] = {}
-        """What tenants may still put there."""
+        """By tenant: how many pages may still be put away."""
         self._looking: Iterator[int] | None = None
-        """For strays (``_look``), until all are found."""
+        """The search for strays (``_look``); None once all are found."""
         self._strays: deque[Record] = deque()
         self.invalidated: set[bytes] = set()
-        """Roots of which the disk was told to forget some, since they were invalidated."""
+        """Roots of which the disk was told to forget pages, since these were invalidated."""
         self._edges = EdgeChains(self._width)
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:
-        """The last pages of an idle leaf leave the pool: keep them if they were only evicted."""
+        """The last pages of an idle leaf leave the pool: store them if they were only evicted."""
         disk = self._books.disk
         if disk is None and why is not Why.INVALIDATED:
             return
@@ -61,7 +61,7 @@ class Storing:
             return
         first = len(node.pages) - page_count
         if tree.is_retired:
-            pass  # its records are gone; those of its root are of a later tree
+            pass  # its records are gone; any of its root are a later tree's
         elif why is Why.EVICTED and _is_kept(node):
             if self._movers.can_copy(self._books.now_ms):
                 self._store(disk, node, first, page_count)
@@ -78,11 +78,11 @@ class Storing:
     def _drop(
         self, disk: DiskTier, node: Node, root: bytes, first: int, count: int, why: Why
     ) -> None:
-        """What is on disk of ``count`` pages of ``node``, from its page ``first`` on, goes."""
+        """Drop what is on disk of ``count`` pages of ``node``, from its page ``first`` on."""
         _, *chains = self._chains_of(disk, node, root, first, count)
         found = list(filter(None, [disk.find(root, one) for one in chains]))
         dropped = disk.drop_all(found, at_once=True)
-        # Of what gave its slot away the disk has a record until that is written over.
+        # A record whose slot was given away stays on disk until that is written over.
         if why is Why.INVALIDATED and (dropped or disk.staged):
             self.invalidated.add(root)
         disk.counts.left(why, len(dropped))
@@ -92,7 +92,7 @@ class Storing:
         self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int,
         *, at_once: bool = False,
     ) -> int:  # fmt: skip
-        """Pages leave and are not stored. Returns how many are not on disk already."""
+        """Pages leave the pool and are not stored. Returns how many are not on disk already."""
         root = tree.digest
         _, *chains = self._chains_of(disk, node, root, first, count)
         missing_count = sum(disk.find(root, chain) is None for chain in chains)
@@ -100,15 +100,15 @@ class Storing:
         return missing_count
 
     def put_away(self, *, anew: bool) -> None:
-        """Store what is committed and not on disk yet, as much as may wait to be written; the
-        starts of prefixes first, since nothing is found without them."""
+        """Store committed pages that are not on disk yet, as many as may wait to be written; starts
+        of prefixes first, since nothing is found without them. ``anew``: begin again."""
         disk = self._books.disk
         if disk is None:
             return
         if anew or self._away is None:
             self._movers.try_again()
             self._away, self._away_pages = deque(self._by_depth()), 0
-            self._away_left = disk.slot_count  # more would drive out what was stored first
+            self._away_left = disk.slot_count  # more would evict what was stored first
             self._away_quotas = {}
         while self._away and self._away_left and (room := disk.staged_room):
             node, first = self._away[0], self._away_pages
@@ -134,13 +134,13 @@ class Storing:
         return sorted(nodes, key=lambda node: node.depth - len(node.pages))
 
     def _store(self, disk: DiskTier, node: Node, first: int, count: int) -> None:
-        """Keep ``count`` pages of ``node`` from its page ``first`` on, as many as there is room
+        """Store ``count`` pages of ``node`` from its page ``first`` on, as many as there is room
         for."""
         tree = self._books.forest.tree_of(node)
         root = tree.digest
         before, *chains = self._chains_of(disk, node, root, first, count)
         places, slots, dropped = disk.claim(chains, before, root, tree.terms)
-        forget(self._books, dropped)  # before its slots are used again
+        forget(self._books, dropped)  # before their slots are used again
         self._damage.mended(root, chains)
         if not places:
             return
@@ -156,13 +156,14 @@ class Storing:
         )  # fmt: skip
 
     def find_strays(self, disk: DiskTier) -> None:
-        """Have that dropped which earlier pagers have stored and nobody finds, as what it follows
-        was never written, and is not in the pool either: in parts, by ``drop_strays``."""
+        """Begin to look for strays: pages stored by earlier pagers that cannot be found, because
+        their predecessor was never written, and is not in the pool either. ``drop_strays`` goes on,
+        in parts."""
         self._looking = self._look(disk)
 
     def _look(self, disk: DiskTier) -> Iterator[int]:
-        """Find them, edge by edge of the pool; says how many pages each has. What leaves the pool
-        meanwhile drops what follows it by itself."""
+        """Find strays, going through the edges of the pool, and yield the pages of each. Pages that
+        leave the pool meanwhile drop what follows them by themselves."""
         for root, strays in disk.strays().items():
             cached: set[int] = set()
             for chains in self._chains_in(disk, root):
@@ -172,14 +173,14 @@ class Storing:
 
     @property
     def has_strays(self) -> bool:
-        """Some are to be found or dropped still, or what followed pages that are gone is."""
+        """Whether strays are still to be found or dropped, or what followed pages that are gone."""
         disk = self._books.disk
         is_severed = disk is not None and bool(disk.severed)
         return is_severed or self._looking is not None or bool(self._strays)
 
     def drop_strays(self, disk: DiskTier, count_max: int) -> None:
-        """Find some of them; drop some, and what follows: after the pool was lost it may be all
-        there is. Those that follow something by now stay."""
+        """Find some strays, and drop some with what follows them: after the loss of the pool that
+        may be everything on disk. Those whose predecessor is on disk by now stay."""
         looked = 0
         while self._looking is not None and looked < _LOOKED_PAGES_MAX:
             count = next(self._looking, 0)
@@ -210,13 +211,13 @@ class Storing:
     def _chains_of(
         self, disk: DiskTier, node: Node, root: bytes, first: int, count: int
     ) -> list[int]:
-        """That of the page before page ``first`` of ``node``, and those of ``count`` from that
-        on."""
+        """Chain keys of the page before page ``first`` of ``node``, and of ``count`` pages from
+        that on."""
         chains = self._edges.of(node, root_chain(disk.chain_key, root))
         return chains[first : first + count + 1]
 
     def _chains_in(self, disk: DiskTier, root: bytes) -> Iterator[list[int]]:
-        """Those of all pages that are in the pool when the first are asked for, by edge."""
+        """Chain keys, by edge, of all pages that are in the pool at the first step."""
         tree = self._books.forest.trees.get(root)
         if tree is None:
             return
@@ -241,5 +242,5 @@ def forget(books: Books, records: Iterable[Record]) -> None:
 
 
 def _is_kept(node: Node) -> bool:
-    """Whether its pages may be stored: a record has no time to live."""
+    """Whether its pages may be stored: not with a time to live, since records have none."""
     return node.expires_ms >= FOREVER_MS

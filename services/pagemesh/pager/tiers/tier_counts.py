@@ -1,4 +1,4 @@
-"""What the disk tier counts: what became of pages, and why those that were on disk are not."""
+"""What the disk tier counts: what became of pages, and why pages are no longer on disk."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class TierCounts:
     stored: int = 0
     loaded: int = 0
     from_memory: int = 0
-    """Of those loaded, pages that were in memory as well."""
+    """Those of the loaded pages that were in memory as well."""
     corrupt: int = 0
     after_corrupt: int = 0
-    """Dropped with one before them that was damaged."""
+    """Dropped because a page before them was damaged."""
     cut_off: int = 0
-    """Dropped since one before them left the pool and was not stored."""
+    """Dropped because a page before them was not stored, or turned out to be another."""
     evicted: int = 0
     over_quota: int = 0
-    """Evicted since their own tenant had used up its quota."""
+    """Evicted because their own tenant had used up its quota."""
     expired: int = 0
     invalidated: int = 0
     not_stored: int = 0
-    """Left the pool while the buffer was full, or every slot busy."""
+    """Left the pool while the buffer was full, every slot was busy, or no worker copied them."""
     declined: int = 0
-    """Were on disk, and computed since that was quicker."""
+    """Were on disk, but were computed because that was faster."""
 
     def left(self, why: Why, count: int) -> None:
-        """So many are dropped from the disk as well, with those that left the pool."""
+        """``count`` pages are dropped from disk too, since pages left the pool for ``why``."""
         if why is Why.EXPIRED:
             self.expired += count
         elif why is Why.INVALIDATED:
@@ -48,4 +48,4 @@ REASONS: Mapping[str, str] = {
     "corrupt": "corrupt",
     "after_corrupt": "corrupt",
 }
-"""What is counted of pages that are not on disk any more, and why that is: as the pool calls it."""
+"""By count of pages that are no longer on disk: the reason, under the pool's name for it."""

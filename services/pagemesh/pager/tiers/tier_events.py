@@ -1,21 +1,21 @@
-"""Events and commands of the disk tier; they are among those of ``events``.
+"""Events and commands of the disk tier; they are part of those in ``events``.
 
     commands                               events, when the disk has done it
     StorePages   take these bytes, write   PagesWritten, or
                                            PagesNotTaken    nothing is, or will be, written
     LoadPages    read into these pages     PagesLoaded      always, be it with no page
-    ForgetSlots  these hold nothing now
-    SkipSlots    nor shall these, which are being written
-    TellDamaged  people should hear of it
-    GiveUpDisk   it is no disk to rely on   DiskFailed
-    RememberRetired  nor shall these roots, not even by the next pager
-    ForgetRetired    they are not there any more: this need not be remembered
-                                           DiskOpening      first: there is to be a disk tier
-                                           DiskFound        once: the tier is on, and has this
+    ForgetSlots  empty these slots
+    SkipSlots    keep these, which are being written, empty
+    TellDamaged  log damage
+    GiveUpDisk   stop using the disk       DiskFailed
+    RememberRetired  these roots must not be found, not even by the next pager
+    ForgetRetired    the disk has nothing of these roots any more
+                                           DiskOpening      first: there will be a disk tier
+                                           DiskFound        once: the tier is on, with contents
                                            DiskFailed       nothing is written or read any more
 
-A *slot* is the place of one page on disk. Which slot holds what, and who may use it, is decided by
-the core alone. It forgets no slot that is being written: it has it skipped, and forgets it then.
+A *slot* is the place of one page on disk. The core alone decides which slot holds what, and who may
+use it. A slot that is being written is first skipped, and forgotten once that is over.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundRecords:
-    """Whole records on disk, one entry each, the oldest first: ``slots`` uint32, ``chains`` and
-    ``befores`` uint64 (``chain_keys``; of the page and of the one before it), ``root_indexes`` into
-    ``roots``, which are digests."""
+    """Intact records on disk, one entry each, the oldest first: ``slots`` uint32; ``chains`` and
+    ``befores`` uint64, the chain keys (``chain_keys``) of the page and of the one before it;
+    ``root_indexes`` into ``roots``, which are digests."""
 
     slots: NDArray[np.uint32]
     chains: NDArray[np.uint64]
@@ -49,8 +49,7 @@ class FoundRecords:
 
 @dataclass(frozen=True, slots=True)
 class RetiredRoots:
-    """Roots of which nothing that is on disk may be found; all of them, if it is
-    ``everything``."""
+    """Roots whose pages on disk must not be found any more; all roots if ``everything``."""
 
     roots: frozenset[bytes] = frozenset()
     everything: bool = False
@@ -69,18 +68,18 @@ class RetiredRoots:
 
 NOTHING_RETIRED = RetiredRoots()
 RETIRED_ROOTS_MAX = 1_024
-"""That are remembered one by one."""
+"""How many are remembered one by one; more count as ``everything``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskOpening:
-    """There is to be a disk tier: ``DiskFound`` or ``DiskFailed`` follows."""
+    """There will be a disk tier: ``DiskFound`` or ``DiskFailed`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskContents:
-    """What an open disk holds. ``dropped_count``: records that are not whole, or of another secret.
-    ``chain_key``: that of ``chain_keys.root_chain``."""
+    """What an open disk holds. ``dropped_count``: records that are damaged, or of another secret.
+    ``chain_key``: the key for ``chain_keys.root_chain``."""
 
     slot_count: int
     records: FoundRecords
@@ -88,14 +87,14 @@ class DiskContents:
     chain_key: bytes = field(repr=False)
     medium: Medium = "disk"
     memory_pages: int = 0
-    """So many pages that were written or read last are in memory too."""
+    """How many pages, those written or read last, are in memory too."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFound:
-    """The disk is open. ``tier`` is made of its contents already: with a million records that takes
-    seconds, in which others have to be served. ``retired``: what was to be forgotten, and may be
-    there still."""
+    """The disk is open. ``tier`` is already made of its contents, on another thread: with a million
+    records that takes seconds, in which others have to be served. ``retired``: roots that were to
+    be forgotten and may still be there."""
 
     tier: DiskTier
     dropped_count: int
@@ -103,21 +102,21 @@ class DiskFound:
 
 
 class PagesWritten(msgspec.Struct, frozen=True):
-    """The records in ``slots`` are whole."""
+    """What was to be written into ``slots`` is written, unless it was skipped."""
 
     slots: tuple[int, ...]
 
 
 class PagesNotTaken(msgspec.Struct, frozen=True):
-    """The bytes that were to be written into ``slots`` could not be had: those are as before."""
+    """The bytes to be written into ``slots`` could not be copied: the slots are as before."""
 
     slots: tuple[int, ...]
 
 
 class PagesLoaded(msgspec.Struct, frozen=True):
-    """The first ``page_count`` pages of a load hold what was asked for. ``bad_slot``: the record
-    of the next one is not what it should be. It took ``read_us``; of that ``memory_us`` went to
-    those ``memory_count`` pages that were in memory too."""
+    """The first ``page_count`` pages of a load hold what was asked for. ``bad_slot``: that of the
+    next page, if its record or bytes are not what they should be. The load took ``read_us``, of
+    which ``memory_us`` went to the ``memory_count`` pages that were in memory too."""
 
     load: int
     page_count: int
@@ -126,7 +125,7 @@ class PagesLoaded(msgspec.Struct, frozen=True):
     memory_count: int = 0
     memory_us: int = 0
     is_other: bool = False
-    """What is in ``bad_slot`` is whole, and another page's that has the same chain key."""
+    """``bad_slot`` has the intact record of another page, with the same chain key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +149,9 @@ class StorePages(msgspec.Struct, frozen=True, eq=False):
 
 
 class LoadPages(msgspec.Struct, frozen=True, eq=False):
-    """Read ``slots`` into ``pages``, in order, until one is not what it should be: pages
-    ``first_index`` and on of the path ``tokens`` under ``root``. ``mover``: the worker incarnation
-    in whose name they are held, and by whose hand they are filled, where they are on a device."""
+    """Read ``slots`` into ``pages``, in order, until one is not what it should be. They are the
+    pages of the path ``tokens`` under ``root``, from ``first_index`` on. ``mover``: who holds and
+    fills them: a worker incarnation if they are on a device, else the pager."""
 
     load: int
     pages: Pages
@@ -164,23 +163,22 @@ class LoadPages(msgspec.Struct, frozen=True, eq=False):
 
 
 class ForgetSlots(msgspec.Struct, frozen=True):
-    """What is in ``slots`` must not be found again. That is done before what is to be written
-    there after it is, and nobody waits for it: where a pager that dies before must not be
-    followed by one that finds it, it says so by ``RememberRetired`` first."""
+    """What is in ``slots`` must not be found again. The slots are emptied before what is written
+    there later, and nobody waits for that: if not even the next pager may find it, should this one
+    die before, ``RememberRetired`` comes first."""
 
     slots: tuple[int, ...]
 
 
 class SkipSlots(msgspec.Struct, frozen=True):
-    """What is being written into ``slots`` must not be found. They are said to be written all the
-    same, and are forgotten then."""
+    """What is being written into ``slots`` must not be found. ``PagesWritten`` follows all the
+    same, after which the slots are forgotten."""
 
     slots: tuple[int, ...]
 
 
 class TellDamaged(msgspec.Struct, frozen=True):
-    """The record or the page in ``slot`` was not what it should be when it was read. It is
-    forgotten already."""
+    """Log that the record or page in ``slot``, already forgotten, was found to be damaged."""
 
     slot: int
 
@@ -195,8 +193,8 @@ class GiveUpDisk(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RememberRetired:
-    """Before the next command: keep it where the next pager finds it that these roots are
-    ``retired``, beside what was before. ``number`` grows with each."""
+    """Before the next command is performed, note for the next pager that these roots are
+    ``retired``, in addition to what was noted before. ``number`` grows with each command."""
 
     number: int
     retired: RetiredRoots
@@ -204,16 +202,16 @@ class RememberRetired:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRetired:
-    """Once all that was to be stored before is: nothing is on disk of what was remembered up to
-    ``number``, nor by earlier pagers."""
+    """Once all earlier writes are done, drop what was remembered up to ``number`` and by earlier
+    pagers: the disk has none of it any more."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class PutAway:
-    """The pager is about to end, or whoever moves its pages, and the pool may go with it. Repeated
-    until everything is written; ``anew`` the first time."""
+    """Store what is cached: the pager is about to end, or the last worker that can move its pages,
+    and the pool may go with it. Repeated until everything is written; ``anew`` the first time."""
 
     anew: bool = False
 

@@ -1,19 +1,19 @@
 """What moves between the pool and the disk, and when.
 
     evicted from the pool --StorePages--> a slot on disk
-    an admission that misses, and whose next pages are on disk and quicker read than computed:
+    an admission that misses, and whose next pages are on disk and faster to read than to compute:
 
-        HELD by who fills it     --LoadPages--> PagesLoaded --> COMMITTED, and matched by all
+        HELD by who fills them   --LoadPages--> PagesLoaded --> COMMITTED, and matched by all
                  ^                                   |           who waited for them
-                 |                                   `--> FREE   what was not as it should be
+                 |                                   `--> FREE   pages that were not loaded
                  admissions wait as for any prefix in flight (``in_flight``)
 
-A page's bytes are taken before anybody else is told that it is his; so no page waits for the disk.
-A page that is being read into is held by nobody but who fills it until what was read is verified,
-and given back only when the reader is done with it, whatever happens meanwhile.
+A page's bytes are copied before it is granted to anybody else, so no page waits for the disk. A
+page that is being read into is held only by who fills it until its contents are verified, and is
+given back only when the reader is done with it, whatever happens meanwhile.
 
-When the disk fails, or too many pages there are damaged (``damage``), the tier is off for the rest
-of this pager's life, and everything else goes on as if there had never been one.
+When the disk fails, or too many pages there are damaged (``damage``), the tier is switched off for
+the rest of this pager's life, and everything else goes on as if there had never been one.
 """
 
 from __future__ import annotations
@@ -55,40 +55,40 @@ from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.pool_format import IN_FILE, HeaderState
 
 _LOAD_PAGES_MAX = 1_024
-"""In one load; what follows is loaded by who comes to where it ends."""
+"""Pages in one load; what follows is loaded by the next admission that gets there."""
 _SWEPT_PAGES_MAX = 1_024
-"""In one turn, of what is to be forgotten."""
+"""Pages that are forgotten in one turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Pages of a prompt that follow its match and are on disk: those that are quicker read than
-    computed if ``is_worth``, else all, since none is."""
+    """Pages of a prompt that follow its match and are on disk: if ``is_worth``, those that are
+    worth reading; otherwise all of them, since none is."""
 
     records: list[Record]
     is_worth: bool
 
 
 class Tiers:
-    """Stores what is evicted; loads what is asked for."""
+    """Stores what is evicted; loads what admissions ask for."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
         self.is_opening = False
-        """Whether there is a disk is not known yet."""
+        """The disk is being opened: it is not known yet whether there is one."""
         self.why_off = "PAGEMESH_DISK_DIR names no folder"
         self._retired = RetiredRoots()
-        """What the disk has to be told when it is open."""
+        """Roots that the disk has to forget once it is open."""
         self._retired_number = 0
         self._must_forget = False
         self._chain_key = b""
-        """The last disk's, which may be off by now."""
+        """That of the last disk, which may be off by now."""
         self._movers, self._damage = Movers(books.limits), Damage()
         self._storing = Storing(books, self._movers, self._damage, self._unseen)
         self._hears = False
-        """Whether it is told of what leaves the pool."""
+        """Whether ``_storing`` is told of what leaves the pool."""
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
@@ -121,13 +121,13 @@ class Tiers:
     def _switch_off(self, why: str) -> None:
         self._books.disk = None
         self.is_opening, self.why_off = False, why
-        for root in self._storing.invalidated:  # perhaps it failed before it had forgotten
+        for root in self._storing.invalidated:  # it may have failed before it forgot them
             self._unseen(root)
 
     def retire(self, retired: RetiredRoots) -> None:
-        """No page of these roots is ever read again, by whatever pager. That is remembered until
-        the disk has nothing of them any more, which may be long: there is perhaps no disk tier now,
-        or it has failed, and the next pager has one."""
+        """No pager ever reads a page of these roots again. They are remembered until the disk has
+        nothing of them any more, which may take long: if there is no disk tier now, or it has
+        failed, a later pager may have one."""
         for load in self._books.loads.values():
             if load.tree.digest in retired:
                 load.is_unwanted = True
@@ -144,8 +144,8 @@ class Tiers:
         self._books.out.append(RememberRetired(self._retired_number, retired))
 
     def _unseen(self, root: bytes) -> None:
-        """Pages of ``root`` must not be used again, and there is a disk of which nobody knows now
-        what it has of them: it forgets all of the root, when it can."""
+        """Pages of ``root`` must not be used again, and nobody knows now which of them a disk has:
+        it is to forget the whole root when it can."""
         if root not in self._retired:
             retired = RetiredRoots(frozenset({root}))
             self._remember(retired)
@@ -157,12 +157,12 @@ class Tiers:
 
     @property
     def is_sweeping(self) -> bool:
-        """The disk has to be told to forget more."""
+        """Whether there is more for ``sweep`` to do."""
         disk = self._books.disk
         return disk is not None and (disk.is_sweeping or self._storing.has_strays)
 
     def sweep(self) -> None:
-        """Have the disk forget some of what was retired, or is not to be found: a turn's worth."""
+        """Have the disk forget a turn's worth of what was retired or cannot be found any more."""
         disk = self._books.disk
         if disk is None:
             return
@@ -175,7 +175,7 @@ class Tiers:
             self._books.out.append(ForgetRetired(self._retired_number))
 
     def roots(self) -> set[bytes]:
-        """The roots that something on disk is of."""
+        """The roots that have pages on disk."""
         disk = self._books.disk
         return set() if disk is None else disk.roots()
 
@@ -205,7 +205,7 @@ class Tiers:
         if pages_max <= 0 or not self._movers.can_fill(message.incarnation, books):
             return None
         if books.forest.over_pages(match, message.tokens, match.pages + pages_max):
-            return None  # what is read could not take its place before it has left
+            return None  # expired pages are still in the place of what would be read
         at, start = match.pages * self._width, self._chain_of(match, message)
         records = disk.run(message.root, start, message.tokens, at, pages_max)
         if not records:
@@ -216,13 +216,13 @@ class Tiers:
         return OnDisk(records[: worth or None], is_worth=bool(worth))
 
     def _room(self) -> int:
-        """Into how many pages more may be read. A disk that does not answer keeps them for good,
-        and those who compute meanwhile need some."""
+        """How many more pages may be read into, of half the pool. A disk that does not answer keeps
+        its pages for good, and sequences that compute need the rest."""
         reading = sum([len(load.pages) for load in self._books.loads.values()])
         return self._books.facts.page_count // 2 - reading
 
     def damaged_pages(self, match: Match, message: Admit) -> int:
-        """How many pages right after ``match`` were on disk, and lost since one was damaged."""
+        """How many pages right after ``match`` were on disk, and were lost because of damage."""
         if not self._damage.has_runs:
             return 0
         pages_max = (len(message.tokens) // 4 - 1) // self._page_size
@@ -231,14 +231,14 @@ class Tiers:
         return self._damage.lost_pages(message.root, chains)
 
     def _chain_of(self, match: Match, message: Admit) -> int:
-        """The chain key of the page where ``match`` ends."""
+        """The chain key of the last page of ``match``."""
         at, node_at = match.pages * self._width, match.node.depth * self._width
         root_start = root_chain(self._chain_key, message.root)
         start = chain_at(match.node, root_start, self._width)
         return chain_over(start, message.tokens, node_at, at, self._width)
 
     def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Load:
-        """Begin to read ``on_disk``, for which there is room: from now on it fills."""
+        """Begin to read ``on_disk``, for which there must be room. Others may now wait for it."""
         books, records = self._books, on_disk.records
         disk = books.disk
         assert disk is not None
@@ -246,7 +246,7 @@ class Tiers:
         disk.touch(records)
         disk.hold(records)  # first: what is evicted for them must not take their slots
         anchor = books.forest.pin_match(match)
-        # On a device it is the worker that fills them, and may stand still while it does so.
+        # On a device the worker fills them, and may stall while it does so.
         mover = PAGER if books.facts.place == IN_FILE else message.incarnation
         pages = as_run(join_all(books.take_pages(count, mover, tree)))
         number = books.pool.number()
@@ -257,7 +257,7 @@ class Tiers:
             mover,
         )  # fmt: skip
         tree.lease_count += 1
-        tree.root.account.used_pages += count  # as a lease's: nobody else may have them now
+        tree.root.account.used_pages += count  # like a lease's: nobody else can have them now
         books.loads[number] = load
         slots = tuple(record.slot for record in records)
         disk.cost.begun(number, slots)
@@ -267,7 +267,7 @@ class Tiers:
         return load
 
     def _loaded(self, event: PagesLoaded) -> None:
-        """Commit what is verified, give the rest back, and let those go on who waited."""
+        """Commit what is verified, give back the rest, and let those who waited continue."""
         books = self._books
         load = books.loads.pop(event.load)
         disk = books.disk
@@ -306,8 +306,8 @@ class Tiers:
             books.out.append(GiveUpDisk(*counts))
 
     def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:
-        """Put ``pages`` into the tree. Returns ``rest`` and those that somebody else has computed
-        meanwhile."""
+        """Put ``pages`` into the tree. Returns ``rest`` and those of ``pages`` that somebody else
+        has computed meanwhile."""
         books, tree = self._books, load.tree
         tokens = load.tokens[: len(pages) * self._width]
         before = load.anchor
@@ -329,9 +329,9 @@ class Tiers:
         return join(part(pages, 0, known), rest)
 
     def _drop_bad(self, disk: DiskTier, load: Load, slot: int, *, is_other: bool) -> bool:
-        """What is not what it should be is never tried again, nor what follows it: that is computed
-        now and stored anew, where else each request would find the next one that is damaged. False:
-        the disk is not to blame, since it was dropped meanwhile, or is another page's."""
+        """Drop the bad page and those after it in ``load``, so that they are not tried again: they
+        are computed now and stored anew; otherwise each request might find the next damaged page.
+        False: the disk is not to blame, as the page was dropped meanwhile, or is another one."""
         bad = next(at for at, record in enumerate(load.records) if record.slot == slot)
         is_there = not load.records[bad].is_dropped
         dropped = disk.drop_all(load.records[bad:])
