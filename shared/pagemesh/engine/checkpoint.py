@@ -27,19 +27,20 @@ _TOKENIZER_NAMES = (
 )  # fmt: skip
 CONFIG_NAME = "config.json"
 _CODED = re.compile("F[468]_|F4$|[IU][0-9]+$")
-"""Types as safetensors names them: small floats, which need a scale, and whole numbers."""
+"""Types as safetensors names them: small floats, which need a scale, and integers."""
 _BUFFER_ENDINGS = ("bias", "mask", "position_ids")
-"""Whole numbers that checkpoints of earlier versions have beside their weights: causal masks."""
+"""Tensors of integers that older checkpoints have beside their weights, such as causal masks."""
 _CHUNK_BYTES = 1 << 22
 _SETTLED_NS = 2_000_000_000
-"""A file that was changed just now may be changed again within the same tick of its clock: its
-digest is not remembered yet."""
+"""A file that changed this recently may change again within the same tick of its time stamp, so its
+digest is not cached yet."""
 
 Version = tuple[int, ...]
-"""Of a file: what is another when somebody has written to it."""
+"""Of a file: changes when the file is written to."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, bytes done and bytes in all."""
+"""Called with the name of the stage, the amount done and the total: in bytes, or in tensors when
+weights are loaded onto a device."""
 
 
 def silent(_stage: str, _done_bytes: int, _total_bytes: int) -> None:
@@ -59,16 +60,16 @@ def read_config(folder: Path) -> Any:
 
 
 class FilesChangedError(ConfigError):
-    """A model's files were changed while they were read, so what was read may be of two versions,
-    or of one under the name of another. Read them again."""
+    """A model's files changed while they were read, so what was read may mix two versions, or be
+    one version under the digest of another. Read them again."""
 
 
 class Checkpoint:
     """The tensors of one checkpoint by name. A context manager; tensors outlive it."""
 
     def __init__(self, folder: Path, described: Version = ()) -> None:
-        """``described``: the version of the configuration, as it was before that was read. Raises
-        ``ConfigError`` when no safetensors are there or a file is broken."""
+        """``described``: the version of the configuration, taken before it was read. Raises
+        ``ConfigError`` when there are no safetensors files or a file is broken."""
         self.folder = folder
         self.paths = _weight_paths(folder)
         self._versions = {path: _version(path) for path in self.paths}
@@ -84,7 +85,7 @@ class Checkpoint:
         for path in self.paths:
             try:
                 file = self._stack.enter_context(safe_open(str(path), framework="pt"))
-            except FileNotFoundError:  # it was there when it was listed
+            except FileNotFoundError:  # it existed when it was listed
                 self._stack.close()
                 raise changed(path) from None
             except Exception as error:  # safetensors has its own, untyped, exception
@@ -105,13 +106,13 @@ class Checkpoint:
         return name in self._files
 
     def share(self, stored: str, name: str) -> None:
-        """Have the tensor that is stored as ``stored`` found as ``name``, too."""
+        """Make the tensor that is stored as ``stored`` available as ``name`` too."""
         self._names[name] = stored
         self._files[name] = self._files[stored]
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A read-only tensor, mapped. Raises ``ConfigError`` when it is not there, has
-        another shape or is not made of floating-point numbers."""
+        """A read-only tensor, mapped. Raises ``ConfigError`` when it is missing, has another shape,
+        or is not float32, float16 or bfloat16."""
         if name not in self._files:
             raise ConfigError(f"model {self.folder}: tensor {name} is missing")
         tensor: torch.Tensor = self._files[name].get_tensor(self._names.get(name, name))
@@ -128,8 +129,8 @@ class Checkpoint:
         return tensor
 
     def refuse_codes(self) -> None:
-        """For those who have others read the tensors, who may take codes for weights and leave
-        their scales out. Raises ``ConfigError`` for a quantised checkpoint."""
+        """Raises ``ConfigError`` for a quantised checkpoint. Needed where a library reads the
+        tensors, since it may take codes for weights and ignore their scales."""
         for name, file in self._files.items():
             part = file.get_slice(self._names.get(name, name))
             if not _CODED.match(kind := part.get_dtype()):
@@ -142,23 +143,23 @@ class Checkpoint:
                 )
 
     def require_unchanged(self) -> None:
-        """What was read by name since this was opened is what is mapped. Raises
-        ``FilesChangedError``."""
+        """Raises ``FilesChangedError`` unless all files are as they were when this was opened, so
+        that what was read from them by path is what is mapped."""
         for path, version in self._versions.items():
             if _version(path) != version:
                 raise changed(path)
 
 
 def config_version(folder: Path) -> Version:
-    """For ``Checkpoint``; empty where there is no configuration."""
+    """``described`` of a ``Checkpoint``; empty when there is no configuration."""
     path = folder / CONFIG_NAME
     return _version(path) if path.is_file() else ()
 
 
 def _version(path: Path) -> Version:
-    """What is another when the file is, or when somebody has written to it. Other weights of the
-    same size may be given the old time of modification, as by rsync or cp -p. The time of the last
-    change of any kind is the kernel's own. Raises ``FilesChangedError`` where it is gone."""
+    """Changes when the file is replaced or written to. The modification time alone is not enough:
+    rsync or cp -p may give it to other weights of the same size. The change time (ctime) is set by
+    the kernel alone. Raises ``FilesChangedError`` when the file is gone."""
     try:
         facts = path.stat()
     except FileNotFoundError:
@@ -167,7 +168,7 @@ def _version(path: Path) -> Version:
 
 
 def changed(path: Path) -> FilesChangedError:
-    """For people."""
+    """The error for a model file that changed while it was read."""
     return FilesChangedError(
         f"model {path}: was changed while it was read; wait until all of it is there, then start "
         "again"
@@ -187,11 +188,10 @@ def _weight_paths(folder: Path) -> list[Path]:
 def weights_digest(
     paths: Iterable[Path], config_digest: bytes, cache: Path, progress: Progress = silent
 ) -> bytes:
-    """SHA-256 over the content of ``paths`` and what the configuration makes of it.
+    """SHA-256 over the content of ``paths`` and the digest of the configuration that interprets it.
 
-    Reading tens of gigabytes takes a minute, so each file's digest is remembered in
-    ``cache`` under its path, inode, size and times. Raises ``FilesChangedError`` where a file is
-    gone by then.
+    Reading tens of gigabytes takes a minute, so each file's digest is kept in ``cache`` under its
+    path, inode, size and times. Raises ``FilesChangedError`` when a file has disappeared.
     """
     sizes = {path: _size(path) for path in paths}
     total = sum(sizes.values())
@@ -206,7 +206,7 @@ def weights_digest(
 
 def tokenizer_digest(folder: Path) -> bytes:
     """SHA-256 over the names and content of the tokenizer's files. Raises ``FilesChangedError``
-    where one is gone when it is read."""
+    when one disappears before it is read."""
     digest = hashlib.sha256()
     for name in _TOKENIZER_NAMES:
         path = folder / name
@@ -236,7 +236,7 @@ def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> byte
         if len(remembered) == 32:
             return remembered
     except (OSError, ValueError):
-        pass  # not known yet, or a torn file of an older time: read it again
+        pass  # not known yet, or a torn file that an older version left: read it again
     digest, done = hashlib.sha256(), 0
     try:
         file = path.open("rb")

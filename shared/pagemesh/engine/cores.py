@@ -1,8 +1,8 @@
-"""How many cores a step may use: those of this process, or what a CPU quota allows of them.
+"""How many cores a step may use: those of this process, or as many as a CPU quota allows.
 
-``taskset`` and cpusets take cores away, which the process's affinity shows. A quota (``cpus`` of
-compose, ``--cpus`` of docker, ``CPUQuota`` of systemd) shows all of them and takes time away: when
-a control group has used its time up, all of its threads stand still until the next period.
+``taskset`` and cpusets take cores away, which shows in the process's affinity. A quota (``cpus`` of
+compose, ``--cpus`` of docker, ``CPUQuota`` of systemd) leaves all cores visible but limits time:
+once a control group has used up its time, all of its threads are throttled until the next period.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOUNTS = Path("/sys/fs/cgroup")
 @dataclass(frozen=True, slots=True)
 class UsableCores:
     """``host_count``: cores of the machine; ``own_count``: those that this process may run on;
-    ``quota``: how many cores' time it may use, infinite where that is not bounded."""
+    ``quota``: how many cores' worth of time it may use, infinite if unlimited."""
 
     host_count: int
     own_count: int
@@ -28,9 +28,9 @@ class UsableCores:
 
     @property
     def thread_count(self) -> int:
-        """Threads of a step, at least one. A quota is rounded down: a thread that it does not pay
-        for in full is throttled, and all others wait for it, or with it, at the next barrier. What
-        is left over is for the threads that do not compute."""
+        """Threads of a step, at least one. A quota is rounded down: a thread that the quota does
+        not cover in full would be throttled, and all others would wait for it at the next barrier.
+        The remainder is left to threads that do not compute."""
         return max(1, math.floor(min(self.own_count, self.quota)))
 
     def __str__(self) -> str:
@@ -43,16 +43,17 @@ class UsableCores:
 
 
 def usable_cores() -> UsableCores:
-    """Those of this process, from now on as they are now."""
+    """The cores that this process may use at this moment."""
     host_count = os.cpu_count() or 1
     own_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else host_count
     return UsableCores(host_count, own_count, cpu_quota())
 
 
 def cpu_quota(own: Path = _OWN, mounts: Path = _MOUNTS) -> float:
-    """How many cores' time this process may use: the least of what its control groups and those
-    above them allow, since they all hold; infinite where none bounds it. ``own``: names the groups,
-    a line ``id:controllers:path`` for each hierarchy; ``mounts``: where hierarchies are mounted."""
+    """How many cores' worth of time this process may use: the smallest limit among its control
+    groups and their ancestors, all of which apply; infinite if there is none. ``own``: the file
+    that names the groups, one line ``id:controllers:path`` per hierarchy; ``mounts``: where
+    hierarchies are mounted."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -61,7 +62,7 @@ def cpu_quota(own: Path = _OWN, mounts: Path = _MOUNTS) -> float:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            # The second version has one hierarchy for all controllers.
+            # cgroup v2: one hierarchy for all controllers.
             quotas += [_quota(_words(group / "cpu.max")) for group in _groups(mounts, path)]
         elif "cpu" in controllers.split(","):
             for group in _groups(mounts / "cpu", path):
@@ -71,8 +72,9 @@ def cpu_quota(own: Path = _OWN, mounts: Path = _MOUNTS) -> float:
 
 
 def _groups(mount: Path, path: str) -> Iterator[Path]:
-    """The group of ``path`` and those above it. In a container ``path`` may be the host's while
-    only the group itself is mounted, as ``mount``: then the others are not there."""
+    """The folders of the group at ``path`` and of its ancestors. In a container ``path`` may be the
+    host's while only the group itself is mounted, at ``mount``: then the other folders do not
+    exist."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts) + 1):
         yield mount.joinpath(*parts[:depth])
@@ -82,11 +84,11 @@ def _words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except OSError:
-        return []  # the topmost group has no such file, nor has one without this controller
+        return []  # neither the root group nor a group without this controller has the file
 
 
 def _quota(words: list[str]) -> float:
-    """``words``: microseconds of a period and how long that is; ``max`` or -1: no bound."""
+    """``words``: microseconds allowed per period (``max`` or -1: no limit), and the period."""
     match words:
         case [allowed_us, period_us] if allowed_us.isdecimal():
             return int(allowed_us) / int(period_us)

@@ -1,11 +1,11 @@
-"""Which models run, and by which path. The one place that says so.
+"""Which models run, and by which path. The only place that decides this.
 
-    lean      our own forward pass (``engine.forward``): families that are one stack of blocks
+    lean      our own forward pass (``engine.forward``): families that share one stack of blocks
     fallback  ``transformers``' modules over our pages (``engine.fallback``): any other decoder
-              whose attention ``transformers`` lets be replaced
+              whose attention can be replaced in ``transformers``
 
-What is judged here is judged before weights are read, from the fields of a config.json alone.
-A fallback model is then held against ``transformers`` itself on its own weights when it loads.
+The decision is made before weights are read, from the fields of config.json alone. A fallback
+model is also compared with ``transformers`` itself, on its own weights, when it loads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAN = (
     "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM",
     "Qwen2ForCausalLM", "Qwen3ForCausalLM",
 )  # fmt: skip
-"""With full attention, silu and rotation of whole heads; otherwise they take the fallback."""
+"""Lean with full attention, SiLU and rotation of whole heads; otherwise they take the fallback."""
 FALLBACK_TESTED = (
     "ApertusForCausalLM", "ArceeForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
@@ -35,16 +35,16 @@ FALLBACK_TESTED = (
 )  # fmt: skip
 """Each is tested against ``transformers`` on random weights, as the lean ones are."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Scalings whose angles depend on the position alone. Those that change with the length of
-the sequence would make a cached page wrong as the sequence grows."""
+"""Types of scaling whose angles depend on the position alone. With those whose angles depend on the
+length of the sequence, a cached page would become wrong as the sequence grows."""
 WHAT_RUNS = "Llama, Mistral, Qwen, Gemma, Phi, Granite, OPT and others run (ops/docs/models.md)"
-"""For those who have to look for another model."""
+"""Ends error messages, for users who have to choose another model."""
 _DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel")
 _SILU = ("silu", "swish")
 _WINDOW_FAMILIES = ("Mistral", "Phi3", "Qwen2", "Qwen3")
-"""Lean families whose ``sliding_window`` means something."""
+"""Lean families in which ``sliding_window`` has an effect."""
 _WINDOWS_ASSUMED = {"Mistral": 4_096}
-"""Where a configuration does not say."""
+"""Window, in tokens, of families whose configuration may leave it out."""
 _LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
 _OTHER_STATES: Mapping[str, str] = {
     "is_encoder_decoder": "is an encoder-decoder",
@@ -58,19 +58,20 @@ _OTHER_STATES: Mapping[str, str] = {
     "attn_layer_period": "mixes attention with recurrent layers (hybrid)",
     "use_bidirectional_attention": "attends to what comes later",
 }  # fmt: skip
-"""Field of a configuration to what it says, where pages of K and V are not all there is."""
+"""Configuration fields of models that pages of K and V are not enough for, with the reason that
+the error message gives."""
 
 
 def path_of(source: Any, where: str) -> Path:
-    """The path of the model that ``source`` describes: a ``transformers`` configuration or what
-    a bare config.json says, field by field. Raises ``ConfigError`` naming ``where``, one
-    line, for what neither path can run."""
+    """The path for the model that ``source`` describes: a ``transformers`` configuration, or the
+    fields of a bare config.json as attributes. Raises ``ConfigError``, one line naming ``where``,
+    when neither path can run it."""
     architecture = refuse_unsupported(source, where)
     return "fallback" if lean_obstacle(source, architecture) else "lean"
 
 
 def refuse_unsupported(source: Any, where: str) -> str:
-    """The architecture, if one of the paths has it. Raises ``ConfigError`` like ``path_of``."""
+    """The architecture, if one of the paths runs it. Raises ``ConfigError`` like ``path_of``."""
     architecture = refuse_form(source, where)
     if not is_tested(architecture):
         _refuse_unknown_class(architecture, where)
@@ -78,13 +79,13 @@ def refuse_unsupported(source: Any, where: str) -> str:
 
 
 def is_tested(architecture: str) -> bool:
-    """Whether tests hold it against ``transformers``."""
+    """Whether tests compare this architecture with ``transformers``."""
     return architecture in LEAN or architecture in FALLBACK_TESTED
 
 
 def refuse_form(source: Any, where: str) -> str:
-    """The architecture, if pages hold all that it keeps. Asks no library. Raises ``ConfigError``
-    like ``path_of``."""
+    """The architecture, if pages can hold all of its state. Does not import ``transformers``.
+    Raises ``ConfigError`` like ``path_of``."""
     for field in ("architectures", "layer_types"):
         if not isinstance(getattr(source, field, None) or [], list | tuple):
             raise ConfigError(
@@ -121,7 +122,7 @@ def refuse_form(source: Any, where: str) -> str:
 
 
 def lean_obstacle(source: Any, architecture: str) -> str:
-    """Why our own forward pass cannot run this; empty when it can."""
+    """Why our own forward pass cannot run this model; empty when it can."""
     if architecture not in LEAN:
         return f"architecture {architecture} is not one of {', '.join(LEAN)}"
     activation = getattr(source, "hidden_act", "silu")
@@ -154,11 +155,12 @@ def _has_window(source: Any, architecture: str) -> bool:
     window = getattr(source, "sliding_window", _WINDOWS_ASSUMED.get(family))
     if window is None or family not in _WINDOW_FAMILIES:
         return False
-    # Qwen's switch is off when it is not there; with layer types it was judged already.
+    # Qwen's switch defaults to off; where layers have types, those were checked already.
     if family.startswith("Qwen"):
         used = bool(getattr(source, "use_sliding_window", False))
         return used and not getattr(source, "layer_types", None)
-    # What the file leaves out the family's own code takes for granted; not to be guessed here.
+    # A context that the file leaves out defaults to one that only the family's code knows: rather
+    # than guess it, assume that the window is shorter.
     context = getattr(source, "max_position_embeddings", None)
     return context is None or bool(window < stretched_tokens(context, _rope_of(source)))
 
@@ -168,7 +170,7 @@ def _rope_of(source: Any) -> Any:
 
 
 def _refuse_unknown_class(architecture: str, where: str) -> None:
-    """Asks ``transformers``, whose import takes seconds: only for what is not listed here."""
+    """Asks ``transformers``, whose import takes seconds: only for architectures not listed here."""
     import transformers
 
     kind = getattr(transformers, architecture, None)

@@ -1,10 +1,10 @@
-"""The seam between steps and the memory and kernels they run on.
+"""The interface between steps and the memory and kernels they run on.
 
     HOST                  this process's own memory, a pool file's pages, the CPU's kernels
     cuda.device.GpuDevice memory of a GPU that processes share, Triton's kernels
 
-What a model's forward pass needs of a device is its decoder's own business; here is the rest of
-a step, and where the pages of a pool are.
+What the forward pass needs of a device is up to the model's decoder. Here is everything else in a
+step, and where the pages of a pool are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ I64 = NDArray[np.int64]
 
 
 class StepDevice(Protocol):
-    """What runs a step beside its forward pass. One thread at a time."""
+    """Runs everything in a step but its forward pass. One thread at a time."""
 
     @property
     def place(self) -> str:
@@ -33,8 +33,8 @@ class StepDevice(Protocol):
         ...
 
     def copy_pages(self, pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
-        """See ``kernels.page_copy``. Need not be done when it returns, but before any kernel
-        that is launched later."""
+        """See ``kernels.page_copy``. The copies need not be done when this returns, but are done
+        before any kernel that is launched later."""
         ...
 
     def draw(self, logits: torch.Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
@@ -46,8 +46,8 @@ class StepDevice(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until everything launched is done, and seen by other processes: not before then
-        may a step be reported, since its pages are committed or given away after that."""
+        """Wait until everything launched is done and visible to other processes. Only then may a
+        step be reported, since its pages are committed or given away after that."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Host:
         return sampler.score(logits.numpy(), targets, width)
 
     def finish(self) -> None:
-        """Everything is done when it returns."""
+        """Nothing to wait for: every call above is done when it returns."""
 
 
 HOST: StepDevice = _Host()

@@ -1,8 +1,8 @@
-"""Memory that processes share by file descriptor, on a device or on the host, and copies between.
+"""Memory that processes share by file descriptor, on a device or the host, and copies between both.
 
-MemoryMaker    makes and maps what a pool's pages are in
+MemoryMaker    makes and maps the memory of a pool's pages
 HostMemory     memory of the host, mapped
-PageMover      copies pages from one to the other, on the pager's behalf (``MovePages``)
+PageMover      copies pages between the two, on the pager's behalf (``MovePages``)
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pagemesh.wire.pool_memory import MOVED_PAGES_MAX, MovePages
 from pagemesh.wire.tokens import unpack, unpack_extents
 
 _STAGING_KEPT_MAX = 3
-"""Mapped ones: the pager uses one to copy out, one to copy in, and more when it has to wait."""
+"""Staging files kept mapped: the pager uses one to copy out, one to copy in, and more when it has
+to wait."""
 
 
 class MappedMemory(Protocol):
@@ -41,63 +42,63 @@ class MemoryMaker(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is; processes whose places are equal can map each other's memory."""
+        """Where the memory is; processes whose places are equal can map each other's memory."""
         ...
 
     def make(self, size_bytes: int) -> int:
-        """The descriptor of new memory, zeroed. Raises ``NoCapacity`` when there is too little."""
+        """The descriptor of new memory, zeroed. Raises ``NoCapacity`` when there is not enough."""
         ...
 
     def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
-        """What ``make`` made here or elsewhere; ``descriptor`` stays the caller's. Raises
-        ``RuntimeError``."""
+        """Map what ``make`` made in this or another process; ``descriptor`` stays the caller's.
+        Raises ``RuntimeError``."""
         ...
 
     def pin(self, memory: torch.Tensor) -> Callable[[], None]:
-        """Have the device reach ``memory`` of the host (uint8) by itself, where it can; to be
-        undone by what comes back, before the memory is unmapped."""
+        """Pin host ``memory`` (uint8), where possible, so that the device can access it directly.
+        The returned function unpins it and must be called before the memory is unmapped."""
         ...
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copies that are begun within are beside what else the device does, and over, seen by
-        every process, when it is left, by an exception too."""
+        """A context for copies: those begun within it run beside the device's other work. When it
+        is left, also by an exception, they are done and visible to every process."""
         ...
 
 
 class HostMemory:
-    """A file without a name, mapped: uint8 ``bytes``. ``descriptor`` stays the caller's. Raises
-    ``OSError``, ``ValueError`` when the file is shorter."""
+    """An unnamed file, mapped: uint8 ``bytes``. ``descriptor`` stays the caller's. Raises
+    ``OSError``, and ``ValueError`` when the file is shorter."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self._map = mmap.mmap(descriptor, size_bytes)
         self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8))
 
     def close(self) -> None:
-        """The map goes with the last view of it."""
+        """Unmap the file, or leave that to the release of the last view of it."""
         self.bytes = torch.empty(0, dtype=torch.uint8)
         try:
             self._map.close()
         except BufferError:
-            # Triton's interpreter leaves what a kernel was given in cycles, which in a worker
-            # without work nobody would collect.
+            # Triton's interpreter leaves kernel arguments in reference cycles, which would never be
+            # collected in an idle worker.
             gc.collect()
             with contextlib.suppress(BufferError):
                 self._map.close()
 
 
 class PageMover:
-    """One thread at a time. What it maps it keeps, since the next message mostly has the same."""
+    """One thread at a time. Mappings are kept, since the next message mostly needs the same."""
 
     def __init__(self, maker: MemoryMaker) -> None:
         self._maker = maker
         self._pool: tuple[int, MappedMemory] | None = None
         self._staging: OrderedDict[tuple[int, int], tuple[HostMemory, Callable[[], None]]]
         self._staging = OrderedDict()
-        """By file, with what undoes its pinning; the least recently used first."""
+        """By file, with the function that unpins it; the least recently used first."""
 
     def move(self, message: MovePages, memory: int, staging: int) -> None:
-        """Copy between the pool's ``memory`` and ``staging``, descriptors of the caller's. Raises
-        ``Malformed`` for pages that either has no room for, ``RuntimeError`` of the device."""
+        """Copy between the pool's ``memory`` and ``staging``; both descriptors stay the caller's.
+        Raises ``Malformed`` for pages that lie beyond either, ``RuntimeError`` from the device."""
         size = message.page_bytes
         table = unpack_extents(message.extents, page_count_max=MOVED_PAGES_MAX)
         page_count = message.size_bytes // size
@@ -118,7 +119,7 @@ class PageMover:
                 at += count
 
     def keep_only(self, pool: int) -> None:
-        """Unmap the memory of any other pool, which is freed only then."""
+        """Unmap the memory of any pool but ``pool``, so that it can be freed."""
         if self._pool is not None and self._pool[0] != pool:
             self._pool[1].close()
             self._pool = None
@@ -143,7 +144,7 @@ class PageMover:
 
     def _rows(self, staging: int) -> torch.Tensor:
         found = os.fstat(staging)
-        file = found.st_dev, found.st_ino  # its own as long as it is mapped
+        file = found.st_dev, found.st_ino  # unique as long as the file is mapped
         kept = self._staging.pop(file, None)
         if kept is None:
             while len(self._staging) >= _STAGING_KEPT_MAX:

@@ -1,11 +1,12 @@
 """Runs step plans: copies, fences, one forward pass, draws and scores.
 
-    revocation words, and the headers of pages new to us      before
-    page copies, forward pass, draws, prompt scores           on the device
-    the same words and headers again                          after, once the device is done
+    before            check revocation words, and headers of pages that were not checked before
+    on the device     page copies, forward pass, draws, prompt scores
+    after             check the same words and headers again, once the device is done
 
-What a row whose lease ended in between computed is thrown away. Its writes were harmless: its
-writable pages are given to nobody until this worker acknowledges, which is after the step.
+The results of a row whose lease ended in between are thrown away. Its writes were harmless: nobody
+is given its writable pages until this worker acknowledges the revocation, which it does after the
+step.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ Bools = NDArray[np.bool_]
 RunSteps = Callable[[torch.Tensor, RaggedBatch, torch.Tensor, KvPool, RunTerms], RunDone]
 """See ``kernels.decoder_step.run``."""
 _SCORED_ROWS_MAX = 64
-"""Rows of logits held at once while a prompt is scored: a vocabulary wide each."""
+"""Rows of logits held at once while a prompt is scored; each is as wide as the vocabulary."""
 
 
 class StepDecoder(Protocol):
-    """A model as a step needs it: ``forward.Decoder``, ``fallback.FallbackDecoder``, or that of
-    a device."""
+    """What a step needs of a model: ``forward.Decoder``, ``fallback.FallbackDecoder``, or a
+    device's decoder."""
 
     def step(
         self,
@@ -63,11 +64,11 @@ class StepDecoder(Protocol):
 
     @property
     def run(self) -> RunSteps | None:
-        """Steps that follow one another in one call, for those who can."""
+        """Runs several successive steps in one call; ``None`` if this decoder cannot."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab], on the decoder's device, of ``hidden`` rows that ``step`` gave."""
+        """float32 [n, vocab], on the decoder's device, of ``hidden`` rows from ``step``."""
         ...
 
 
@@ -83,9 +84,9 @@ class ModelExecutor:
         draft_tokens_max: int = 0,
         prepare: Callable[[KvPool], None] | None = None,
     ) -> None:
-        """``device`` is the decoder's; ``box`` holds the memory of its pools, where that is not
-        in their files; ``draft_tokens_max``: guessed of each sequence in a step of a run;
-        ``prepare``: called with a pool before its first step."""
+        """``device`` is the decoder's; ``box`` holds the memory of pools whose pages are not in
+        their files; ``draft_tokens_max``: drafts per sequence in a step of a run; ``prepare``:
+        called with a pool before its first step."""
         self._decoder = decoder
         self._layout = layout
         self._device = device
@@ -97,13 +98,13 @@ class ModelExecutor:
         self._guesses = run_ahead.Guesses(draft_tokens_max)
 
     def use_opened(self, opened: SessionOpened) -> None:
-        """Run later plans over the pool that a pager named; the one before is let go first, or its
-        memory could not be. Raises like ``WorkerPool.attach``."""
+        """Run later plans over the pool that a pager named. The previous pool is released first,
+        or its memory could not be freed. Raises like ``WorkerPool.attach``."""
         self.close()
         self.use(WorkerPool.attach(opened, self._layout, self._box))
 
     def use(self, pool: WorkerPool) -> None:
-        """Run later plans over ``pool``; the one before is let go."""
+        """Run later plans over ``pool``; the previous one is released."""
         if self._pool is not None:
             self._pool.close()
         self._pool = pool
@@ -112,7 +113,8 @@ class ModelExecutor:
             self._prepare(pool.pages)
 
     def let_go_discarded(self) -> bool:
-        """Let the pool go if it was discarded: others wait for its memory. Whether it was."""
+        """Release the pool if it was discarded, since others wait for its memory; returns whether
+        it was."""
         if self._box is None or not self._box.is_discarded:
             return False
         self.close()
@@ -120,7 +122,7 @@ class ModelExecutor:
         return True
 
     def close(self) -> None:
-        """Let the pool go."""
+        """Release the pool."""
         if self._pool is not None:
             self._pool.close()
         self._pool = self._fence = None
@@ -148,9 +150,9 @@ class ModelExecutor:
         return self._left(plan, computed, stood, (took_us,))
 
     def run_on(self, plan: StepPlan, ahead: Ahead) -> StepResult:
-        """Compute a plan and, where one native call can, what follows it for ``ahead``, with the
-        bits that each step would have alone. A step by itself has drafts too. Raises like
-        ``run``."""
+        """Compute a plan and, where one native call can do it, the steps that follow it, for as
+        long as ``ahead`` allows. Results are bit for bit those of separate steps. A single step may
+        have drafts too. Raises like ``run``."""
         pool, fence = self._pool, self._fence
         in_one_call = ahead.for_us > 0.0 or self._guesses.wanted
         run = self._decoder.run if in_one_call and run_ahead.can_run(plan) else None
@@ -166,7 +168,7 @@ class ModelExecutor:
             done = run(made.tokens, made.batch, made.wanted, pool.pages, terms)
         computed = run_ahead.results_of(plan, done)
         took_us = [int(step_us) for step_us in done.took_us]
-        # What is done once for all of them is time of the last.
+        # Time spent once for all of them is counted as the last one's.
         took_us[-1] += (time.perf_counter_ns() - started_ns) // 1_000 - sum(took_us)
         return self._left(plan, computed, stood, tuple(took_us))
 
@@ -177,7 +179,7 @@ class ModelExecutor:
         stood: Sequence[bool],
         took_us: tuple[int, ...],
     ) -> StepResult:
-        """What came of ``plan``, of rows whose leases still stand."""
+        """The result of ``plan``, in which rows whose leases no longer stand are revoked."""
         assert self._fence is not None
         stands = self._fence.leave(plan.rows, stood)
         rows = tuple(
@@ -190,7 +192,7 @@ class ModelExecutor:
         if not rows:
             return []
         made = self._arrays.arrays(rows)
-        # Unless prompts are scored, what is wanted is what is drawn from.
+        # Unless prompts are scored, the wanted rows are those that tokens are drawn from.
         hidden, logits = self._decoder.step(
             made.tokens, made.batch, made.wanted, pool.pages, logits=not made.scoring
         )
@@ -208,8 +210,8 @@ class ModelExecutor:
     def _draw(
         self, rows: Sequence[StepRow], hidden: torch.Tensor, last: I64, logits: torch.Tensor | None
     ) -> list[tuple[Drawn, ...]]:
-        """Every row's draws, from ``logits``, a row each, or ``hidden[last[row]]``; one batch
-        for all."""
+        """Every row's draws, in one batch: from ``logits``, which have one row for each row that
+        draws, or else from ``hidden[last[row]]``."""
         if logits is not None and all(len(row.samples) == 1 for row in rows):
             samples = [row.samples[0] for row in rows]
             own = np.arange(len(rows))
@@ -245,11 +247,12 @@ class ModelExecutor:
 
 
 class Fence:
-    """Whether what a step reads is still what its rows were granted: asked before and after.
+    """Checks, before and after a step, that its pages are still those that its rows were granted.
 
-    Pages of a grant that the step before had checked are not looked at again: they are not
-    taken away without the revocation word. Nor are those that a beam takes later under the same
-    grant, though no row had them when it was checked: until the word changes they are ours.
+    Pages of a grant that the previous step checked are not checked again: they are never taken away
+    without a change of the revocation word. The same goes for pages that a beam takes later under
+    the same grant, though no row had them at the time of the check: until the word changes, they
+    belong to the lease.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -258,10 +261,10 @@ class Fence:
         self._watch = pool.watch([], [])
         self._fresh_grants: list[tuple[int, StepRow]] = []
         self._checked: dict[int, int] = {}
-        """Lease to grant, of the rows of the last step: their pages were checked."""
+        """Lease to grant, for the rows of the last step, whose pages were checked."""
 
     def enter(self, rows: Sequence[StepRow]) -> list[bool]:
-        """For each row: does the lease stand, and are its pages those of the grant?"""
+        """For each row: whether its lease stands and its pages are those of its grant."""
         watched = [(row.lease_slot, row.lease) for row in rows]
         if watched != self._watched:
             self._watched = watched
@@ -277,11 +280,12 @@ class Fence:
 
     @property
     def watch(self) -> LeaseWatch:
-        """Of the rows of the step at hand."""
+        """Watches the leases of the current step's rows."""
         return self._watch
 
     def leave(self, rows: Sequence[StepRow], stood: Sequence[bool]) -> list[bool]:
-        """The same, for the same rows, after the step; what fell once has fallen."""
+        """The same check of the same rows after the step; a row that failed in ``enter`` stays
+        failed."""
         stands = [now and before for now, before in zip(self._check(), stood, strict=True)]
         if self._fresh_grants or len(self._checked) != len(rows) or not all(stands):
             self._checked = {

@@ -1,14 +1,14 @@
 """Any decoder of ``transformers`` over our pages: its own modules, our attention.
 
 ``transformers`` lets attention be replaced by name. Ours writes K and V of the step's rows to
-their pages and attends through the page tables, so chunks, single tokens and prefixes that
-somebody else computed are one code path here too. The rows of all sequences go through the
-modules as one sequence with positions of their own; only attention knows whose row is whose:
+their pages and attends through the page tables, so prompt chunks, single tokens and cached prefixes
+share one code path here too. The rows of all sequences go through the modules as one sequence with
+explicit positions; only attention knows which row belongs to which sequence:
 
     modules(tokens [1, T], positions [1, T], step) -> ... attend(layer, q, k, v, step) ...
 
-The price is the modules' Python, a quarter to half a millisecond a layer and step, and last bits
-that depend on the batch. Their matrix products are ours (``PackedModule``).
+The price is the overhead of the modules' Python code, a quarter to half a millisecond per layer and
+step, and results whose last bits depend on the batch. Matrix products are ours (``PackedModule``).
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from pagemesh.kernels.ops import (
 
 Tensor = torch.Tensor
 ATTENTION = "pagemesh"
-"""The name of our attention in ``transformers``."""
+"""The name under which ``transformers`` knows our attention."""
 _HARMLESS = frozenset(
     {"cache_position", "output_attentions", "output_hidden_states", "position_ids", "use_cache"}
 )
-"""What modules hand their attention and attention need not know."""
+"""Arguments that modules pass to attention and that attention may ignore."""
 
 _WORDS = {"s_aux": "sinks (s_aux), which are not there yet"}
-"""What people call what attention is handed."""
+"""Arguments of attention as error messages describe them."""
 
 
 class UnfitModelError(Exception):
-    """The modules want something of attention that pages cannot give; says what."""
+    """The modules need something that attention over pages cannot provide; says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one layer's attention was asked for; ``head_dim`` is the width of a head."""
+    """What one layer asks of attention; ``head_dim`` is the width of a head."""
 
     layer: int
     kv_head_count: int
     head_dim: int
     window_tokens: int
-    """``WINDOW_TOKENS_MAX``: none."""
+    """``WINDOW_TOKENS_MAX`` if the layer has no window."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """A step as attention sees it; modules hand it through unread."""
+    """A step as attention sees it; modules pass it on without reading it."""
 
     batch: RaggedBatch
     pool: KvPool
@@ -69,7 +69,7 @@ class PagedStep:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """In the place of a ``PagedStep``: attention only notes what it is asked for."""
+    """Passed instead of a ``PagedStep``: attention only records what it is asked for."""
 
     seen: list[Seen]
 
@@ -90,7 +90,7 @@ def attend(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of ``transformers``. ``query``: float32 [1, heads, T, head_dim],
-    ``key`` and ``value``: [1, kv_heads, T, head_dim]; gives [1, T, heads, head_dim].
+    ``key`` and ``value``: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
 
     Raises ``UnfitModelError`` for anything it cannot honour.
     """
@@ -128,8 +128,8 @@ def attend(
 
 
 def _fitted(q: Tensor, k: Tensor, v: Tensor, pool: KvPool) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads of a layer that has fewer or narrower ones than the page has room for: repeated,
-    and filled with zeros, neither of which changes what attention gives."""
+    """Fit a layer with fewer or narrower heads than the page has room for: KV heads are repeated,
+    and all heads are padded with zeros. Neither changes the result of attention."""
     at = pool.layout
     if k.shape[1] < at.kv_heads:
         k, v = (rows.repeat_interleave(at.kv_heads // k.shape[1], 1) for rows in (k, v))
@@ -139,10 +139,10 @@ def _fitted(q: Tensor, k: Tensor, v: Tensor, pool: KvPool) -> tuple[Tensor, Tens
 
 
 class PackedModule(torch.nn.Module):
-    """In the place of a ``torch.nn.Linear``: the same product, by our kernel."""
+    """Replaces a ``torch.nn.Linear``: the same product, by our kernel."""
 
     def __init__(self, packed: PackedLinear) -> None:
-        """``packed`` may be put in the place of another of its shape later."""
+        """``packed`` may be replaced later by another of the same shape."""
         super().__init__()
         self.packed = packed
         self.in_features, self.out_features = packed.k, packed.n
@@ -154,19 +154,19 @@ class PackedModule(torch.nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy, [n, k], for modules that look at it or compute with it themselves."""
+        """A copy, [n, k], for modules that read the weight or compute with it themselves."""
         return unpack_linear(self.packed)
 
 
 def linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
-    """The modules, by name, that ``PackedModule`` can stand in for."""
+    """The modules, by name, that ``PackedModule`` can replace."""
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear:  # what is more than that computes something else
+        if type(module) is torch.nn.Linear:  # a subclass may compute something else
             yield name, module
 
 
 def register() -> None:
-    """Make our attention known to ``transformers``; may be called again."""
+    """Register our attention with ``transformers``; may be called again."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, attend)
@@ -174,7 +174,7 @@ def register() -> None:
 
 
 def _no_mask(*_arguments: Any, **_named: Any) -> None:
-    """Who may look at what is a matter of page tables and positions here."""
+    """No mask is needed: page tables and positions say which tokens a row may attend to."""
 
 
 class FallbackDecoder:
@@ -199,7 +199,7 @@ class FallbackDecoder:
         return hidden, self.logits(hidden) if logits else None
 
     def survey(self) -> list[Seen]:
-        """What each layer's attention asks for, told by one token going through the modules.
+        """What each layer asks of attention, found by running one token through the modules.
         Raises ``UnfitModelError``."""
         seen: list[Seen] = []
         zero = torch.zeros(1, dtype=torch.int64)
@@ -215,8 +215,8 @@ class FallbackDecoder:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [n, vocab] of ``hidden`` rows. What a model does there beside one product
-        (a cap, a factor) is its own code, so that is what runs, over given hidden states."""
+        """float32 [n, vocab] of ``hidden`` rows. Some models do more here than one product (a soft
+        cap, a factor), so the model's own code runs, on the given hidden states."""
         with self._headless():
             out: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return out.float().contiguous()
@@ -231,11 +231,11 @@ class FallbackDecoder:
 
 
 class _Given(torch.nn.Module):
-    """In the place of a model's body: what it is given is what it gives."""
+    """Replaces a model's body: returns the hidden states that it is given."""
 
     @property
     def decoder(self) -> _Given:
-        """OPT's head asks that part of its body, which has no other."""
+        """OPT's head calls this part of its body, which has no other."""
         return self
 
     def forward(self, *_ids: None, inputs_embeds: Tensor, **_rest: Any) -> _Output:
@@ -243,7 +243,7 @@ class _Given(torch.nn.Module):
 
 
 class _Output:
-    """What any body may give: the last hidden state, and nothing else of all there is."""
+    """The output of any body: the last hidden state; every other field is ``None``."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -256,11 +256,11 @@ class _Output:
 
 
 def window_obstacle(config: Any, seen: Mapping[int, Seen]) -> str:
-    """What a configuration says of windows and attention was not told; empty when they agree.
-    Models that keep a window in their masks alone would see too much, silently."""
+    """Where attention was not given the window that the configuration names; empty when they agree.
+    A model that applies its window only in its masks would silently attend to too much."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    # Masks are made by what each layer is called, where layers have names, whatever the switch is.
+    # Where layers have types, masks follow those, whatever the switch says.
     if not window or (kinds is None and getattr(config, "use_sliding_window", True) is False):
         return ""
     for layer, told in seen.items():

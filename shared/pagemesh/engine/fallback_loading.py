@@ -1,11 +1,11 @@
-"""A model for ``engine.fallback`` from a folder: modules, mapped weights, and a proof.
+"""Loads a model for ``engine.fallback``: modules, mapped weights, and a proof that it works.
 
 ``transformers`` reads and converts a checkpoint once; what its modules then hold is written to
 a prepared file that every process of the host maps, like the lean path's.
 
-No list could say which architectures are right over pages. So each model is asked when it is
-loaded: one token through its modules says what attention is wanted of each layer, and a short
-prompt, in chunks over pages, has to give the logits that ``transformers`` itself gives.
+No list could say which architectures compute correctly over pages. So each model is tried when it
+is loaded: one token run through its modules shows what each layer asks of attention, and a short
+prompt, run in chunks over pages, must give the same logits as ``transformers`` itself.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire.errors import ConfigError, first_line
 
 _VERSION = 1
-"""Raise it when the same modules compute something else here."""
+"""Raise it when a change here makes the same modules compute something else."""
 _PANELS = "panels"
-"""What the packed weight of a matrix is called in the place of ``weight``."""
+"""The name of a matrix's packed weight, in place of ``weight``."""
 _PROOF_CHUNKS = (9, 1, 1, 8)
 _PROOF_GAP_MAX = 1e-3
-"""Of the widest logit: ten times what another order of summation makes."""
+"""Relative to the largest magnitude among the logits: ten times the difference that another order
+of summation makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FallbackConfig:
-    """``loading.ModelSizes`` of a model that ``transformers`` knows the rest of."""
+    """``loading.ModelSizes`` of a fallback model; ``transformers`` knows the rest of it."""
 
     layer_count: int
     vocab_tokens: int
@@ -86,19 +87,19 @@ def load_fallback(
     kv_dtype: KvDtype = "float32",
     weight_type: AskedType = "float32",
 ) -> tuple[ServedModel, FallbackDecoder]:
-    """The model in ``folder``, computing in float32, its weights mapped as ``loading.load_model``
-    has them; proven with float32 K and V and products whose rows are not rounded, then run with
-    ``kv_dtype`` and as ``weight_type`` asks, which is that of the matrices whose modules
-    ``PackedModule`` stands in for.
+    """The model in ``folder``, computing in float32, its weights mapped as by
+    ``loading.load_model``. It is proven with float32 K and V and without rounding the rows that
+    matrices multiply, then runs with ``kv_dtype`` and ``weight_type``. The latter is the type of
+    the matrices whose modules ``PackedModule`` replaces.
 
-    Raises ``ConfigError``, one sentence, for a folder that is broken and for a model that does
-    not compute over pages what it computes without.
+    Raises ``ConfigError``, one sentence, for a broken folder and for a model whose logits over
+    pages differ from those without.
     """
     ensure_folder(cache, "PAGEMESH_CACHE_DIR")
     where = f"model {folder}"
     described = config_version(folder)
     source = read_config(folder)
-    # config.json was judged as it is written; what transformers makes of it may be something else.
+    # config.json was checked as written, but transformers may interpret it differently.
     refuse_unsupported(source, where)
     with Checkpoint(folder, described) as checkpoint:
         checkpoint.refuse_codes()
@@ -116,7 +117,7 @@ def load_fallback(
         config = _sizes(source, layout)
     except ConfigError:
         raise
-    except Exception as error:  # any code of any architecture ran there
+    except Exception as error:  # the architecture's own code ran there
         raise ConfigError(_unfit(where, source.architectures[0], error)) from None
     layout = replace(layout, dtype=kv_dtype)
     positions = json.dumps({"transformers": version("transformers")})
@@ -125,7 +126,7 @@ def load_fallback(
 
 
 def _unfit(where: str, architecture: str, error: Exception) -> str:
-    """What people are told of a model that could not be proven."""
+    """The error message for a model that could not be proven."""
     reason = first_line(error)
     if not isinstance(error, UnfitModelError):
         reason = f"its code in transformers fails there ({type(error).__name__}: {reason})"
@@ -145,7 +146,7 @@ def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:
 
 
 def _config_digest(folder: Path) -> bytes:
-    """Raises ``FilesChangedError`` where the configuration is gone by then."""
+    """Raises ``FilesChangedError`` when the configuration has been removed meanwhile."""
     made_by = f"fallback {_VERSION} {version('transformers')}\n".encode()
     path = folder / CONFIG_NAME
     try:
@@ -163,7 +164,7 @@ def _modules(
     weight_type: AskedType,
 ) -> Any:
     """The modules with mapped weights and our attention. Raises ``ConfigError``, and
-    ``FilesChangedError`` where others than those of ``digest`` were read."""
+    ``FilesChangedError`` when the weights that were read are not those of ``digest``."""
     import transformers
     from transformers.initialization import no_init_weights
     from transformers.utils import logging
@@ -177,11 +178,11 @@ def _modules(
         checkpoint.require_unchanged()
 
     tensors = load_or_write(prepared_name(digest, weight_type, "modules-"), cache, write)
-    with no_init_weights():  # what they would be filled with is replaced at once
+    with no_init_weights():  # initial values would be replaced at once
         model = kind(source).eval()
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    # Once more: a tied head's bias is copied, to be padded, and is then mapped no longer.
+    # Again, because tie_weights pads a tied head's bias, and so replaces it by an unmapped copy.
     model.load_state_dict(_under_all_names(model, tensors), strict=False, assign=True)
     model.requires_grad_(False)
     _pack(model, tensors)
@@ -194,8 +195,8 @@ def _modules(
 
 
 def _under_all_names(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``tensors``, which has each once, and the same for the other names of what is tied: to give
-    one name its values would part it from the others."""
+    """``tensors``, which has each tensor once, with the other names of tied parameters added:
+    assigning to only one name would untie it from the others."""
     found = dict(tensors)
     names: dict[int, list[str]] = {}
     for name, own in model.named_parameters(remove_duplicate=False):
@@ -207,8 +208,8 @@ def _under_all_names(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def _pack(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put our matrix products in the place of the modules whose panels are in ``tensors``. Each
-    keeps its bias, which may be another's too and so have one name only."""
+    """Replace the modules whose panels are in ``tensors`` by our matrix product. The bias is taken
+    from the module: one that several modules share is in ``tensors`` under only one name."""
     no_bias = torch.empty(0)
     for own, module in list(linears(model)):
         if (panels := tensors.get(f"{own}.{_PANELS}")) is not None:
@@ -231,7 +232,7 @@ def _write_modules(
     progress: Progress,
     weight_type: AskedType,
 ) -> None:
-    """Each tensor once, however many names it has: ties are the modules' own knowledge."""
+    """Write each tensor once, however many names it has: the modules know which are tied."""
     from safetensors.torch import save_file
 
     stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -240,9 +241,9 @@ def _write_modules(
         model, report = kind.from_pretrained(
             str(folder), config=source, dtype=torch.float32, local_files_only=True,
             use_safetensors=True, output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # reported below
         )  # fmt: skip
-    except Exception as error:  # its own many kinds
+    except Exception as error:  # transformers raises many types
         raise ConfigError(
             f"model {folder}: transformers cannot load it: {first_line(error)}"
         ) from None
@@ -270,7 +271,7 @@ def _write_modules(
 
 
 def _layout(source: Any, seen: list[Seen], page_size: int) -> PageLayout:
-    """Pages with room for the widest layer. Raises ``UnfitModelError``."""
+    """The layout of pages with room for the widest layer. Raises ``UnfitModelError``."""
     by_layer = {each.layer: each for each in seen}
     if not seen:
         raise UnfitModelError("none of its layers has attention that can be replaced")
@@ -288,8 +289,8 @@ def _layout(source: Any, seen: list[Seen], page_size: int) -> PageLayout:
 def _prove(
     model: Any, decoder: FallbackDecoder, layout: PageLayout, vocab_tokens: int, where: str
 ) -> None:
-    """Raises ``UnfitModelError`` when logits over pages are not those of the modules alone, and
-    ``ConfigError`` when those are no numbers."""
+    """Raises ``UnfitModelError`` when logits over pages differ from those of the modules alone, and
+    ``ConfigError`` when the latter are not finite."""
     count = sum(_PROOF_CHUNKS)
     tokens = torch.arange(1, count + 1) * 7_919 % vocab_tokens
     model.set_attn_implementation("eager")

@@ -14,15 +14,15 @@ from pagemesh.wire.errors import ConfigError
 
 
 def cache_folder(named: str) -> Path:
-    """The folder for what can be made again: the one that is ``named``, else this user's. Raises
-    ``ConfigError`` for a home folder that nobody knows."""
+    """The folder for files that can be recreated: ``named``, or by default the user's own cache
+    folder. Raises ``ConfigError`` when the home folder is unknown."""
     folder = named or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/pagemesh"
     return expanded(folder, f"PAGEMESH_CACHE_DIR={folder} (--cache-dir)")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new, never a part. Writers may be in several containers,
-    where processes have the same numbers."""
+    """Readers see the old content or the new, never a part. The temporary name is random, since
+    writers may be in different containers, where process ids repeat."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
         partial.write_bytes(content)
@@ -32,15 +32,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remember(path: Path, content: bytes) -> None:
-    """``write_atomically`` what can be found out again, where that can be written."""
+    """``write_atomically`` something that can be computed again; a failed write is ignored."""
     with suppress(OSError):
         write_atomically(path, content)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold ``path`` locked; waits for the process that has it. The kernel lets go of the
-    lock of a process that dies. Raises ``ConfigError`` where it cannot be opened."""
+    """Hold an exclusive lock on ``path``; waits for the process that holds it. The kernel releases
+    the lock of a process that dies. Raises ``ConfigError`` when ``path`` cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -11,12 +11,13 @@ rows (tokens) and the widths of ``DecoderConfig``:
         x += silu(gate) * up @ down.T                      gate, up = norm(x) @ gate_up.T
     logits [n, vocab] = norm(x[wanted]) @ head.T
 
-Kernels here give a row the same bits whatever the other rows are, but for two: torch's attention
-for long chunks, and ``linear`` where the machine has matrix tiles, which many rows are multiplied
-on and few are not. Deterministic mode leaves the one out, and has the other do all rows on tiles.
+The bits of a row do not depend on the other rows, with two exceptions: torch's attention, which
+long chunks use, and ``linear`` on machines with matrix tiles (AMX), where many rows are multiplied
+on tiles and few rows are not. Deterministic mode does without the first, and multiplies all rows on
+tiles.
 
-``Decoder.hidden`` and ``Decoder.logits`` are this definition, an operation at a time.
-``Decoder.step`` computes the same bits in one native call where there is one.
+``Decoder.hidden`` and ``Decoder.logits`` are this definition, one operation at a time.
+``Decoder.step`` computes the same bits in one native call where that is available.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from pagemesh.kernels.paged_prefill import ROWS_MIN, torch_is_quicker
 
 Tensor = torch.Tensor
 _POSITIONS_BLOCK = 4096
-"""Positions whose angles are in double precision at a time."""
+"""Positions whose angles are held in double precision at a time."""
 
 
 class Decoder:
@@ -76,8 +77,8 @@ class Decoder:
         phase_us: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """``hidden`` and, when asked for, ``logits`` of the rows ``wanted``; the next step
-        overwrites both. ``phase_us``: see ``kernels.decoder_step``; what runs an operation at a
-        time adds nothing to it. Raises like ``hidden``."""
+        overwrites both. ``phase_us``: see ``kernels.decoder_step``; a step that is computed one
+        operation at a time adds nothing to it. Raises like ``hidden``."""
         if self._whole is not None and not self._is_for_torch(batch):
             return self._whole(tokens, batch, wanted, pool, logits=logits, phase_us=phase_us)
         hidden = self.hidden(tokens, batch, wanted, pool)
@@ -98,7 +99,7 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             q = self._write_kv(index, layer, x, work, (cosine, sine), batch, pool)
             if index == last and len(wanted) < batch.rows:
-                # Beyond the last K and V only the wanted rows are of use.
+                # Once the last layer's K and V are written, only the wanted rows matter.
                 x, q, batch = x[wanted], q[wanted], narrowed(batch, wanted)
                 work, attention = Workspace(self.config, batch.rows), paged_attention
             attention(q, pool, index, batch, self.config.attention_scale, work.mixed)
@@ -114,7 +115,7 @@ class Decoder:
         return linear(x, packed, out, row_invariant=self.deterministic)
 
     def _is_for_torch(self, batch: RaggedBatch) -> bool:
-        """Are there chunks so long that torch's attention is quicker?"""
+        """Whether chunks are so long that torch's attention is faster."""
         if self.deterministic or batch.rows < ROWS_MIN * batch.sequences or not batch.rows:
             return False
         return torch_is_quicker()
@@ -139,7 +140,7 @@ class Decoder:
         batch: RaggedBatch,
         pool: KvPool,
     ) -> Tensor:
-        """Write K and V of every row; gives the rotated queries, [T, heads, head_dim]."""
+        """Write K and V of every row; returns the rotated queries, [T, heads, head_dim]."""
         normed = rms_norm(x, layer.attention_norm, self.config.norm_epsilon, work.hidden)
         self._linear(normed, layer.qkv, work.joined)
         q, k = work.q, work.k
@@ -163,11 +164,11 @@ class Decoder:
 
 
 class Workspace:
-    """What one layer leaves to the next operation, for T rows: made once a step, since every
-    layer overwrites what the one before no longer needs.
+    """Intermediate results of a layer, for T rows: allocated once per step, since every layer
+    overwrites those of the previous one.
 
-    ``hidden`` [T, hidden]; ``joined`` [T, query + 2 kv] and in it, by heads, ``q``, ``k``, ``v``
-    and ``turned`` (q and k); ``mixed`` [T, heads, head_dim], as rows ``mixed_rows``;
+    ``hidden`` [T, hidden]; ``joined`` [T, query + 2 kv] and views of its heads, ``q``, ``k``, ``v``
+    and ``turned`` (q and k); ``mixed`` [T, heads, head_dim] and its view as rows, ``mixed_rows``;
     ``gate_up`` [T, 2 mlp]; ``gated`` [T, mlp].
     """
 
@@ -189,7 +190,7 @@ class Workspace:
 
 
 def narrowed(batch: RaggedBatch, wanted: Tensor) -> RaggedBatch:
-    """The rows ``wanted`` (int64 [n], ascending) of ``batch``, of the same sequences."""
+    """``batch`` with only its rows ``wanted`` (int64 [n], ascending), of the same sequences."""
     return replace(
         batch,
         row_indptr=torch.searchsorted(wanted, batch.row_indptr.long()).int(),
@@ -202,8 +203,8 @@ def narrowed(batch: RaggedBatch, wanted: Tensor) -> RaggedBatch:
 def rotation_tables(rope_of: Rope, position_count: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines, float32 [positions, pairs].
 
-    The angle is a float32 product, as in training, where rounding of large angles is part of
-    the model; its cosine is then taken in double precision, so that it is nobody's rounding.
+    The angle is a float32 product, as in training: the rounding of large angles is part of the
+    model. Its cosine and sine are taken in double precision, so that no library's rounding shows.
     """
     frequencies = np.array(rope_of.frequencies, np.float32)
     shape = (position_count, len(frequencies))

@@ -1,7 +1,7 @@
 """A model from a folder: configuration, weights and the digests that name them.
 
-LoadedModel.root  names weights, tokenizer, positions and page layout: workers with equal
-                  roots may read each other's pages
+``LoadedModel.root`` names weights, tokenizer, positions and page layout: workers with equal roots
+may read each other's pages.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
 _CONFIG_VERSION = 5
-"""Raise it when ``DecoderConfig`` means something else, or what is refused is something else."""
+"""Raise it when the meaning of ``DecoderConfig`` changes, or which configurations are refused."""
 
 
 class ModelSizes(Protocol):
-    """What is asked of any model's configuration."""
+    """What is needed of any model's configuration."""
 
     @property
     def layer_count(self) -> int: ...
@@ -59,7 +59,7 @@ class ModelSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a worker and its peers need to know of a model, whatever path runs it; ``name`` is
+    """What a worker and its peers need to know about a model, whichever path runs it; ``name`` is
     what clients call it."""
 
     name: str
@@ -114,9 +114,9 @@ def load_model(
     deterministic: bool = False,
 ) -> LoadedModel:
     """The model in ``folder``, computing in float32, its weights mapped and shared with every
-    other process of the host that uses the same ``cache`` folder; K and V as ``kv_dtype``,
-    matrices as ``weight_type``; its pages are to be read by ``deterministic`` workers, or by
-    others.
+    other process of the host that uses the same ``cache`` folder. K and V are kept as ``kv_dtype``,
+    matrices as ``weight_type``. ``deterministic`` workers and others get different roots, so they
+    do not read each other's pages.
 
     The first load of a checkpoint writes its prepared weights to ``cache``. Raises
     ``ConfigError``, one sentence, for a folder that is broken or not supported, and
@@ -140,8 +140,8 @@ def load_model(
 
 
 def exact_arithmetic() -> str:
-    """What decides the last bits of K and V where they are to be the same in every page: pages
-    outlive workers, and may come from a disk, so others can have been written meanwhile by a
+    """Names all that decides the last bits of K and V, for models in whose pages these have to be
+    reproducible. Pages outlive workers and may come from a disk, so some may have been written by a
     mesh that is not deterministic, on another processor, or by another version of the kernels."""
     return f"row-invariant {__version__} {identity()}"
 
@@ -156,7 +156,7 @@ def root_of(
         tokenizer=tokenizer_digest(folder),
         positions=positions,
         kv_dtype=layout.dtype,
-        kv_scales=b"",  # where there are any they are in the page, made of what it holds
+        kv_scales=b"",  # scales, if any, are in the page and computed from its content
         layout=layout.digest,
         page_size=layout.page_size,
         arithmetic=arithmetic,
@@ -164,10 +164,11 @@ def root_of(
 
 
 def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
-    """The decoder in ``folder``. What ``transformers`` made of a configuration is remembered
-    in ``cache``, since importing it takes longer than everything else in a second start.
+    """The decoder in ``folder``. What ``transformers`` made of its configuration is kept in
+    ``cache``, since importing ``transformers`` takes longer than all the rest of a second start.
 
-    Raises ``ConfigError``, and ``FilesChangedError`` where ``transformers`` read another one.
+    Raises ``ConfigError``, and ``FilesChangedError`` when ``transformers`` read another version of
+    the file.
     """
     path = folder / CONFIG_NAME
     try:
@@ -180,18 +181,18 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
     try:
         return msgspec.json.decode(known.read_bytes(), type=DecoderConfig)
     except (OSError, msgspec.MsgspecError):
-        pass  # not known yet, or a torn file of an older time
+        pass  # not known yet, or a torn file that an older version left
     config = decoder_config(read_config(folder), where=f"model {folder}")
     if not path.is_file() or path.read_bytes() != content:
-        raise changed(path)  # or it would be remembered as what the other one says, for good
+        raise changed(path)  # else the result would be kept under the wrong content for good
     remember(known, msgspec.json.encode(config))
     return config
 
 
 def with_own_head(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    """``config`` as ``transformers`` takes it for an open ``checkpoint``: a head that is stored
-    beside the embeddings is not theirs, whatever the configuration says. Where it is a copy of
-    them nothing changes. What both share may be stored under the head's name alone."""
+    """``config`` as ``transformers`` reads it for an open ``checkpoint``: a head that is stored
+    beside the embeddings is not tied to them, whatever the configuration says. (If it is a copy of
+    them, results do not change.) A tied tensor may be stored under the head's name alone."""
     if not config.tied_embeddings or HEAD not in checkpoint:
         return config
     if EMBEDDING in checkpoint:
@@ -201,7 +202,8 @@ def with_own_head(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfi
 
 
 def page_layout(config: DecoderConfig, page_size: int, kv_dtype: KvDtype = "float32") -> PageLayout:
-    """How this model's K and V lie in a page of ``page_size`` slots. Raises ``ConfigError``."""
+    """The layout of this model's K and V in a page of ``page_size`` slots. Raises
+    ``ConfigError``."""
     try:
         return PageLayout(
             layers=config.layer_count,

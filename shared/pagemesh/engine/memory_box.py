@@ -1,14 +1,13 @@
-"""A worker's side of a pool on a device: it makes the memory, takes it, gives it, maps it.
+"""A worker's side of a pool on a device: it makes, takes, gives and maps the memory.
 
     pager --make, take, give--> [ socket, one thread ] --descriptors--> claim --> step thread
           --keep_only---------> [                    ] --on_discard--> unmap_discarded, there too
           --MovePages---------> [                    ] --> PageMover
 
-The pager keeps a descriptor and no more: it needs no device, and its death costs nothing while
-one worker lives. The answer to ``OpenSession`` comes after the memory did, so that ``claim``
-never waits. Memory goes with the last descriptor and the last map of it, here and elsewhere, so a
-pool that is over must leave neither: a device may have room for one alone. See
-``wire.pool_memory``.
+The pager only keeps a descriptor: it needs no device, and its death costs nothing while one worker
+lives. The memory arrives before the answer to ``OpenSession``, so ``claim`` never waits. Memory is
+freed when no process has a descriptor or a mapping of it any more, so a discarded pool must leave
+neither: a device may have room for only one pool. See ``wire.pool_memory``.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pool_memory import HandMemory, MovePages
 
 _EXCHANGE_S_MAX = 5.0
-"""A pager that asks and then stands still must not keep others from asking."""
+"""For one exchange: a pager that stalls after it connected must not block others."""
 _PAUSE_S = 0.2
-"""After what kept it from taking a connection: too many open files, most likely."""
+"""After a connection could not be accepted, most likely because of too many open files."""
 _KEPT_MAX = 2
-"""Memories: of the pool in use, and of the one that follows it."""
+"""Descriptors kept: for the pool in use, and for its successor."""
 _UNMAP_S_MAX = 1.0
-"""What a step may take to end whose pool was discarded: the pager waits a little longer."""
+"""How long a step over a discarded pool may take to end: the pager waits a little longer."""
 _log = get_logger(__name__)
 
 
 class MemoryBox:
-    """Listens from the start; a context manager. Raises ``OSError`` when it cannot."""
+    """Listens from construction until ``close``. Raises ``OSError`` when it cannot listen."""
 
     def __init__(
         self, maker: MemoryMaker, path: Path, on_discard: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_discard``: called on the box's thread when the pool that is mapped was discarded, to
-        have ``unmap_discarded`` called on the step thread."""
+        """``on_discard``: called on the box's thread when the mapped pool was discarded; it has to
+        make the step thread call ``unmap_discarded``."""
         self._maker = maker
         self._path = path
         self._on_discard = on_discard
         self._changed = threading.Condition()
-        """Held while what follows is read or changed; told when a map is undone."""
+        """Guards ``_descriptors`` and ``_mapped``; notified when memory was unmapped."""
         self._descriptors: dict[int, int] = {}
-        """By pool incarnation; the one that the pager spoke of last is last."""
+        """By pool incarnation, the one taken or made last at the end."""
         self._mapped: tuple[int, MappedMemory] | None = None
-        """Without a descriptor: discarded."""
+        """The mapped pool's incarnation and memory. If it has no descriptor, it was discarded."""
         self._mover = PageMover(maker)
-        """Of the socket's thread."""
+        """Used by the socket's thread."""
         self._closing = threading.Event()
         path.unlink(missing_ok=True)
         self._socket = descriptors.listen(path)
@@ -72,9 +71,9 @@ class MemoryBox:
         return self._maker.place
 
     def claim(self, pool_incarnation: int, size_bytes: int) -> torch.Tensor:
-        """uint8 [size_bytes], the pages of that pool, mapped; what was claimed before is
-        unmapped, unless it is the same, and memory that came before is let go. On the step
-        thread. Raises ``Gone`` when the memory has not come, ``RuntimeError`` when it cannot be
+        """Map the pages of a pool: uint8 [size_bytes]. On the step thread. Another pool's memory
+        that was claimed before is unmapped, and descriptors that arrived before this pool's are
+        closed. Raises ``Gone`` when the memory has not arrived, ``RuntimeError`` when it cannot be
         mapped."""
         with self._changed:
             descriptor = self._descriptors.get(pool_incarnation)
@@ -90,25 +89,25 @@ class MemoryBox:
 
     @property
     def is_discarded(self) -> bool:
-        """Whether the pool is over that is mapped."""
+        """Whether the mapped pool was discarded."""
         with self._changed:
             return self._mapped is not None and self._mapped[0] not in self._descriptors
 
     def unmap_discarded(self) -> None:
-        """Unmap what was claimed if its pool is over: nothing uses it any more. On the step
-        thread."""
+        """Unmap the claimed memory if its pool was discarded; nothing may use it any more. On the
+        step thread."""
         with self._changed:
             if self.is_discarded:
                 self._unmap()
 
     def close(self) -> None:
-        """Stop to listen, unmap, let go."""
+        """Stop listening, unmap, and close all descriptors."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join()  # whoever may still be writing into a pool keeps the worker's lock
+        self._thread.join()  # the worker's lock is held for as long as a move may write pages
         self._socket.close()
         self._path.unlink(missing_ok=True)
         self._mover.close()
@@ -137,7 +136,7 @@ class MemoryBox:
                 continue
             with connection:
                 connection.settimeout(_EXCHANGE_S_MAX)
-                with contextlib.suppress(OSError):  # the pager left; it asks again
+                with contextlib.suppress(OSError):  # the pager hung up; it will ask again
                     self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
@@ -160,7 +159,8 @@ class MemoryBox:
                 os.close(given)
 
     def _perform(self, packet: Packet) -> int | None:
-        """A descriptor to send back and close. Raises with the packet's still open."""
+        """Perform a request; returns a descriptor to send back and then close, if any. When this
+        raises, the packet's descriptor is still open."""
         message = codec.decode(packet.data)
         if isinstance(message, MovePages):
             self._move(message, packet)
@@ -191,7 +191,7 @@ class MemoryBox:
             raise Malformed("pages are moved to or from memory beside the message")
         pool = message.pool_incarnation
         with self._changed:
-            # Of one that another follows the mover would keep a map for good.
+            # The mover would keep a pool mapped for good after its successor came.
             if pool != next(reversed(self._descriptors), None):
                 raise Gone(f"this worker has no memory of pool {pool:x}, or one follows it")
             own = os.dup(self._descriptors[pool])
@@ -212,7 +212,7 @@ class MemoryBox:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
 
     def _keep_only(self, pool: int) -> None:
-        """Let go of the memory of any other pool. Raises ``Busy`` when a step goes on over it."""
+        """Release the memory of all other pools. Raises ``Busy`` while a step still uses one."""
         self._mover.keep_only(pool)
         with self._changed:
             for other in self._descriptors.keys() - {pool}:

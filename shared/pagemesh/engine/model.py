@@ -1,8 +1,9 @@
-"""What a decoder looks like: the few numbers that tell the lean families apart.
+"""The shape of a decoder: the few numbers in which the lean families differ.
 
-All are the same stack (norm, attention with rotary positions, norm, gated MLP). They differ in
-biases (Qwen2), in a norm over each query and key head (Qwen3), in how checkpoints keep
-projections (Phi-3), and in constant factors (Granite), which go into the weights.
+All of them are the same stack (norm, attention with rotary positions, norm, gated MLP). They
+differ in biases (Qwen2), a norm over each query and key head (Qwen3), how checkpoints store
+projections (Phi-3), and constant factors (Granite). All factors but the one on attention scores
+are folded into the weights.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pagemesh.wire.errors import ConfigError, first_line
 
 _HEAD_DIM_MAX = 512
 _CONTEXT_TOKENS_MAX = 1 << 22
-"""Every process has tables of all rotations, 8 bytes a token and pair of a head: 2 GiB for so many
-and heads of 128."""
+"""Every process holds tables of all rotations, 8 bytes per token and pair of a head: 2 GiB at this
+limit with heads of 128."""
 _MLP_BIASED = ("GraniteForCausalLM", "LlamaForCausalLM")
 _BIASED = (*_MLP_BIASED, "Qwen3ForCausalLM")
-"""What a configuration says of biases counts for these; the other families have no choice."""
+"""Families whose configuration decides whether there are biases; in the others it is fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Rope:
     scale: float
 
     def canonical(self) -> str:
-        """What ``identity.model_root`` takes as ``positions``: equal strings, equal angles."""
+        """The ``positions`` of ``identity.model_root``: equal strings mean equal angles."""
         return json.dumps(
             {"pairs": "halves", "frequencies": self.frequencies, "scale": self.scale},
             separators=(",", ":"),
@@ -64,12 +65,12 @@ class DecoderConfig:
     head_norm: bool
     """Queries and keys are normalised head by head before rotation (Qwen3)."""
     fused_projections: bool = False
-    """The checkpoint joins query, key and value, and gate and up, itself (Phi-3)."""
+    """The checkpoint already joins query, key and value, and gate and up (Phi-3)."""
     embedding_factor: float = 1.0
     residual_factor: float = 1.0
-    """Of what attention and MLP add to the stream."""
+    """Multiplies what attention and MLP add to the residual stream."""
     score_factor: float = 1.0
-    """Of attention scores, beyond the inverse root of the head width."""
+    """Multiplies attention scores, on top of the inverse root of the head width."""
     logits_factor: float = 1.0
 
     @property
@@ -85,13 +86,13 @@ class DecoderConfig:
         return float(self.head_dim**-0.5) * self.score_factor
 
     def digest(self) -> bytes:
-        """SHA-256 of every number that gives the weights their meaning."""
+        """SHA-256 of every field but ``rope``: of all that gives the weights their meaning."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "rope"}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
 class LeanObstacleError(ConfigError):
-    """Our own forward pass cannot run this; the fallback may."""
+    """Our own forward pass cannot run this model; the fallback may."""
 
 
 def decoder_config(source: Any, *, where: str) -> DecoderConfig:
@@ -105,7 +106,7 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
         raise LeanObstacleError(f"{where}: the lean forward pass cannot run this: {obstacle}")
     try:
         config = _described(source, architecture, where)
-    except AttributeError as error:  # of a model_type that is another architecture's
+    except AttributeError as error:  # model_type belongs to another architecture
         raise ConfigError(
             f"{where}: config.json does not describe a model of architecture {architecture}: "
             f"{first_line(error)}"
@@ -122,7 +123,7 @@ def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
     attention_bias = architecture in _BIASED and bool(getattr(source, "attention_bias", False))
     heads = int(source.num_attention_heads)
     head_dim = int(getattr(source, "head_dim", None) or source.hidden_size // heads)
-    _check_head_dim(head_dim, where)  # before there are rotations of it
+    _check_head_dim(head_dim, where)  # before rotations are computed for it
     return DecoderConfig(
         architecture=architecture,
         layer_count=int(source.num_hidden_layers),
@@ -146,7 +147,7 @@ def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
 
 
 def context_tokens_of(source: Any) -> int:
-    """Positions of the model that a ``transformers`` configuration describes."""
+    """Context length, in tokens, that a ``transformers`` configuration gives, with YaRN scaling."""
     given = int(source.max_position_embeddings)
     return stretched_tokens(given, getattr(source, "rope_parameters", None))
 
@@ -190,8 +191,8 @@ def _check_head_dim(head_dim: int, where: str) -> None:
 
 
 def _rope(source: Any, head_dim: int, where: str) -> Rope:
-    """The frequencies, float32 as checkpoints are trained with. Scaled variants come from
-    ``transformers``, so that a new model means the same angles here and there."""
+    """Rotary frequencies in float32, as in training. Those of scaled variants come from
+    ``transformers``, so that a model has the same angles here as there."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

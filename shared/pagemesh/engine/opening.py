@@ -34,9 +34,9 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs a model's steps, joined. ``maker``: where its pools' memory comes from, if that is
-    not in their files. ``prepare``: what takes time once and is best done with a pool before its
-    first step."""
+    """All that runs a model's steps. ``maker``: makes the memory of its pools' pages, if those are
+    not in the pool files. ``prepare``: slow work to be done once, with a pool before its first
+    step."""
 
     model: ServedModel
     decoder: StepDecoder
@@ -46,9 +46,9 @@ class Engine:
 
 
 def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
-    """The engine that ``config``, whose model is a folder, asks for. A folder that gets another
-    version of the model meanwhile is read again. Raises ``ConfigError``, one sentence, for a model
-    that is broken or cannot run there, and for a device that is not there."""
+    """The engine that ``config`` asks for; its model must be a folder. If the folder changes while
+    it is read, it is read again. Raises ``ConfigError``, one sentence, for a model that is broken
+    or cannot run on the device, and for a missing device."""
     for _ in range(_CHANGES_MAX):
         try:
             return _open_engine(config, progress)
@@ -68,7 +68,7 @@ def _open_engine(config: WorkerConfig, progress: Progress) -> Engine:
             kv_dtype=page_type(config, stored), weight_type=config.weight_type,
         )  # fmt: skip
         return Engine(model, decoder)
-    # What a worker on a CPU never needs.
+    # Imported here because a worker on a CPU never needs it.
     from pagemesh.engine.cuda.opening import open_on_device
 
     return open_on_device(
@@ -89,10 +89,10 @@ def open_model(
     kv_dtype: KvDtype = "float32",
     weight_type: AskedType = "float32",
 ) -> tuple[ServedModel, StepDecoder]:
-    """The model in ``folder`` on the CPU. Raises ``ConfigError``, one sentence, for a folder
-    that is broken or a model that cannot run so."""
+    """The model in ``folder`` on the CPU. Raises ``ConfigError``, one sentence, for a broken folder
+    or a model that cannot run with these settings."""
     if has_lean_path(folder):
-        # transformers may make of a configuration what it does not say as it is written.
+        # transformers may interpret a configuration differently from how it is written.
         with suppress(LeanObstacleError):
             loaded = load_model(
                 folder, name=name, page_size=page_size, cache=cache, progress=progress,
@@ -114,9 +114,9 @@ def open_model(
 
 
 def has_lean_path(folder: Path) -> bool:
-    """Whether our own forward pass runs the model in ``folder``, as its config.json is written, or
-    the modules of ``transformers`` do. Raises ``ConfigError``, one sentence, for what neither can
-    run."""
+    """Whether, by its config.json as written, the model in ``folder`` runs on our own forward pass
+    rather than on the modules of ``transformers``. Raises ``ConfigError``, one sentence, when
+    neither can run it."""
     where = f"model {folder}"
     fields = SimpleNamespace(**read_config(folder / "config.json"))
     try:

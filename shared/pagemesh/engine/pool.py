@@ -1,6 +1,6 @@
 """The host's page pool as a worker sees it: K and V to read and write, headers to check.
 
-A worker writes page bytes it holds the write right to, and nothing else in the file.
+A worker writes the bytes of pages that it has the right to write, and nothing else in the file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pagemesh.wire.pool_format import IN_FILE
 
 
 class WorkerPool:
-    """A mapped pool file. A context manager; ``pages`` is for the kernels.
+    """A mapped pool file, until ``close``; ``pages`` is for the kernels.
 
     Headers and lease words are always in the file, where every process can read them without a
-    device; ``memory``, uint8 and whole pages, is where the pages are if not there too.
+    device. ``memory`` (uint8, whole pages) holds the pages if they are not in the file.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class WorkerPool:
     def attach(
         cls, opened: SessionOpened, layout: PageLayout, box: MemoryBox | None = None
     ) -> WorkerPool:
-        """Map the pool that a pager named, its pages from ``box`` where they are on a device.
-        Raises ``Gone`` when there is no such pool (its pager may have ended with it) or its
-        memory has not come, ``Stale`` when it is not the one the pager spoke of."""
+        """Map the pool that a pager named; pages on a device come from ``box``.
+
+        Raises ``Gone`` when there is no such pool (it may have ended with its pager) or its memory
+        has not arrived, ``Stale`` when the file is not the pool that the pager named."""
         try:
             file = PoolFile.attach(Path(opened.pool_path))
         except ConfigError as error:
@@ -72,16 +73,16 @@ class WorkerPool:
         return self.pages.page_count
 
     def watch(self, slots: Sequence[int], leases: Sequence[int]) -> LeaseWatch:
-        """Asks, as often as one likes, whether each lease stands by the word in its slot."""
+        """Tells, as often as it is asked, whether each lease stands by the word in its slot."""
         return self._file.headers.watch(slots, leases)
 
     def is_fresh(self, row: StepRow) -> bool:
-        """Is every page of the row's table still one of its grant, by its header?"""
+        """Whether, by its header, every page of the row's table still belongs to its grant."""
         table = row.page_table
         return self._file.headers.fresh_count(table, row.granted_at) == len(table)
 
     def close(self) -> None:
-        """Let go of the file; the map goes with the last view of its pages."""
+        """Release the file; it is unmapped with the last view of its pages."""
         if self._populating is not None:
             self._populating.stop()
         self._file.close()

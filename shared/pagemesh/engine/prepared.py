@@ -1,22 +1,21 @@
-"""Prepared weights: one file a model that every process of the host maps.
+"""Prepared weights: one file per model, mapped by every process of the host.
 
-A checkpoint in half precision has to be converted for a CPU, and matrices have to be packed
-as the kernels read them. Doing that in each process would hold each result once per process,
-so the first one writes them to a file, under a lock, and all map it: the host's page cache
-holds them once. Tensors that the checkpoint already has as they are needed (float32, not
-packed) are mapped from there and are not written again, nor are the lean path's embeddings in half
-precision.
+A checkpoint in half precision has to be converted for a CPU, and matrices have to be packed into
+the layout that kernels read. If every process did that for itself, each would hold its own copy.
+So the first one writes the result to a file, under a lock, and all map it: the host's page cache
+holds it once. Tensors that the checkpoint already stores as needed (float32, not packed) are mapped
+from the checkpoint and not written again; nor are the lean path's embeddings in half precision.
 
-Matrices are packed here, once: what a checkpoint has in half precision as that, or bfloat16 in
-twelve bits, which gives the results of float32; or as the type that was asked for. Everything else
-is float32.
+Matrices are packed here, once. Unless another type was asked for, they keep the checkpoint's half
+precision (bfloat16 possibly packed into twelve bits), with the same results as in float32.
+Everything else is float32.
 
 The file is in safetensors format, written tensor by tensor so that no more than one is in
 memory. Its name is the digest of what it holds: it is never changed, only made or deleted.
 
 The cache is bounded: before another file is written, all but the ``PREPARED_COUNT_MAX - 1`` most
-recently loaded ones are deleted. A process that has mapped one keeps it; the next start prepares
-it again. What else lies in the cache (digests, configurations, locks) is under 1 KB a model.
+recently loaded ones are deleted. A process that has mapped a deleted file keeps it; the next start
+prepares it again. The rest of the cache (digests, configurations, locks) is under 1 KB per model.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ from pagemesh.wire.errors import ConfigError
 _FORMATS: dict[AskedType, str] = {
     "float32": "exact-panels16-1", "int8": "i8-panels16-2", "bfloat16": "bf16-panels16-1",
 }  # fmt: skip
-"""Part of the file's name: weights prepared in another way are another file."""
+"""Part of the file's name: weights prepared in another way go into another file."""
 _SLIM_FORMAT = "slim-panels16-1"
-"""In place of that of ``float32``, on machines that multiply with slim weights."""
+"""Replaces the format of ``float32`` on machines that multiply faster with slim weights."""
 _STORED: dict[WeightType, tuple[str, int]] = {
     "float32": ("F32", 4), "int8": ("I8", 1), "bfloat16": ("BF16", 2), "float16": ("F16", 2),
     "slim_bfloat16": ("U8", 1),
 }  # fmt: skip
-"""What a type is called in a file, and the bytes of an element."""
+"""A type's name in a safetensors file, and the bytes of an element."""
 PREPARED_COUNT_MAX = 4
 """Files kept, each up to as large as its model in float32."""
 _NAMES = "[0-9a-f]" * 32 + ".*-panels*"
-"""Ours and nobody else's, of whatever format: users may name any folder as the cache."""
+"""Matches prepared files of any format and nothing else: users may choose any folder as cache."""
 _ALIGN_BYTES = 64
 _SPARE_BYTES = 64 << 20
 
@@ -70,9 +69,9 @@ def load_prepared(
     progress: Progress,
     weight_type: AskedType = "float32",
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of ``recipes`` by name, matrices as panels of ``weight_type``, mapped from
-    ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is written when it
-    is not there. Nobody may write to them. ``digest``: see ``kept_digest``.
+    """Every tensor of ``recipes`` by name, matrices as panels of ``weight_type``. They are mapped
+    from ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is written if it
+    does not exist, and must not be written to. ``digest``: see ``kept_digest``.
 
     Raises ``ConfigError`` when a tensor is missing or broken, or the disk is full, and
     ``FilesChangedError``.
@@ -88,14 +87,14 @@ def load_prepared(
 
     def write(path: Path) -> None:
         _write(path, checkpoint, wanted, progress, weight_type)
-        checkpoint.require_unchanged()  # or it would be another's under this name, for good
+        checkpoint.require_unchanged()  # else this name would hold other weights for good
 
     return tensors | load_or_write(prepared_name(digest, weight_type), cache, write)
 
 
 def kept_digest(digest: bytes, weight_type: AskedType) -> bytes:
-    """What names weights of ``digest`` that are kept as ``weight_type``: others compute other
-    K and V, so it goes into the model's root."""
+    """The digest of weights that were ``digest`` in the checkpoint and are kept as ``weight_type``.
+    It goes into the model's root, since K and V depend on how weights are kept."""
     if weight_type == "float32":
         return digest
     how = "symmetric, a scale an output, 1" if weight_type == "int8" else "to the nearest"
@@ -104,7 +103,7 @@ def kept_digest(digest: bytes, weight_type: AskedType) -> bytes:
 
 
 def kept_type(parts: Iterable[torch.Tensor], weight_type: AskedType) -> WeightType:
-    """Of a matrix that is made of ``parts``, where ``weight_type`` was asked for."""
+    """How a matrix made of ``parts`` is kept when ``weight_type`` was asked for."""
     if weight_type != "float32":
         return weight_type
     found = list(parts)
@@ -115,39 +114,39 @@ def kept_type(parts: Iterable[torch.Tensor], weight_type: AskedType) -> WeightTy
 
 
 def prepared_name(digest: bytes, weight_type: AskedType, made_by: str = "") -> str:
-    """Of the file that ``load_or_write`` keeps; ``made_by`` tells apart what is named alike."""
+    """The name of a prepared file; ``made_by`` tells apart files of the same digest."""
     form = _SLIM_FORMAT if weight_type == "float32" and slim.pays() else _FORMATS[weight_type]
     return f"{digest.hex()[:32]}.{made_by}{form}"
 
 
 def load_or_write(name: str, cache: Path, write: Callable[[Path], None]) -> dict[str, torch.Tensor]:
-    """Every tensor of the prepared file ``name`` in ``cache``, mapped. When it is not there,
-    ``write`` is called with the path to make, by one process of the host at a time; what it
-    made counts when it is whole.
+    """Every tensor of the prepared file ``name`` in ``cache``, mapped. If the file is missing or
+    broken, ``write`` is called with the path to create, by one process of the host at a time; the
+    file gets its name only once it is complete.
 
-    Raises ``ConfigError`` like ``write``, and for a disk that is full.
+    Raises ``ConfigError`` like ``write``, and when the disk is full.
     """
     path = cache / f"{name}.safetensors"
     with locked(path.with_suffix(".lock")):
         tensors = None
         if path.is_file():
-            with contextlib.suppress(ConfigError):  # a loss of power may have cut it short
+            with contextlib.suppress(ConfigError):  # a power loss may have truncated it
                 tensors = _map(path)
         if tensors is None:
             _make_room(cache)
             _write_whole(path, write)
             tensors = _map(path)
-        with contextlib.suppress(OSError):  # another user's, whose time is not ours to set
-            os.utime(path)  # what was loaded last goes last
+        with contextlib.suppress(OSError):  # another user's file, whose times we may not set
+            os.utime(path)  # the least recently loaded file is deleted first
     return tensors
 
 
 def _make_room(cache: Path) -> None:
-    """Delete what was not loaded for longest, and what a killed process left half written."""
+    """Delete the least recently loaded files, and what killed processes left half written."""
     whole = sorted(cache.glob(f"{_NAMES}.safetensors"), key=_loaded_ns, reverse=True)
     for path in [*whole[PREPARED_COUNT_MAX - 1 :], *cache.glob(f"{_NAMES}.partial")]:
         with contextlib.suppress(OSError), path.with_suffix(".lock").open("a") as lock:
-            if try_lock(lock.fileno()):  # else somebody loads or writes it right now
+            if try_lock(lock.fileno()):  # else a process is loading or writing it
                 path.unlink(missing_ok=True)
 
 
@@ -199,7 +198,7 @@ def _write(
 
 
 def check_room(folder: Path, wanted_bytes: int) -> None:
-    """Raises ``ConfigError`` when prepared weights of so many bytes find no room."""
+    """Raises ``ConfigError`` when ``folder`` lacks room for prepared weights of that size."""
     free = shutil.disk_usage(folder).free
     if free < wanted_bytes + _SPARE_BYTES:
         raise ConfigError(

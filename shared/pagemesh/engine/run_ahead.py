@@ -1,6 +1,6 @@
-"""Steps of a run in one native call: which plans allow it, and what came of them.
+"""Several steps of a run in one native call: which plans allow it, and how results are read.
 
-The rules are those of ``plan_after`` and of ``sampler``, and so are the bits.
+The rules are those of ``plan_after`` and ``sampler``, and results are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ F32 = NDArray[np.float32]
 
 _ANY_VOCAB = 1 << 62
 _HISTORY_TOKENS_MAX = 16_384
-"""What is looked through for each guess."""
+"""The latest tokens of a sequence, in which drafts are looked for."""
 _STEP_ROWS_MAX = 32
-"""Rows of a step with drafts; each has logits, a vocabulary wide."""
+"""Rows of a step, drafts included; each has logits as wide as the vocabulary."""
 
 
 def can_run(plan: StepPlan) -> bool:
-    """Whether more steps may follow, which draw one plain token a row and nothing else."""
+    """Whether more steps may follow and each row does nothing but draw one plain token."""
     if plan.copies or not plan.repeat_count:
         return False
     return all(
@@ -48,20 +48,20 @@ def can_run(plan: StepPlan) -> bool:
 
 
 class Guesses:
-    """At most ``draft_tokens_max`` drafts a sequence and step, and how they went so far."""
+    """Drafts, at most ``draft_tokens_max`` per sequence and step, and how likely they are right."""
 
     def __init__(self, draft_tokens_max: int) -> None:
         self._each_max = draft_tokens_max
         self._chances: dict[SequenceKey, F32] = {}
-        """Of the sequences of the last run, which changes them."""
+        """For the sequences of the last run, which updates them in place."""
 
     @property
     def wanted(self) -> bool:
-        """Whether there may be any."""
+        """Whether drafts are enabled."""
         return self._each_max > 0
 
     def drafts(self, plan: StepPlan) -> Drafts | None:
-        """For a run; ``None`` when there is no room for any."""
+        """The drafts of a run; ``None`` when they are disabled or there is no room for any."""
         if not self._each_max or len(plan.rows) >= _STEP_ROWS_MAX:
             return None
         samples = [row.samples[0] for row in plan.rows]
@@ -74,7 +74,7 @@ class Guesses:
 
 
 def terms_of(plan: StepPlan, leases: LeaseWatch, ahead: Ahead, guesses: Guesses) -> RunTerms:
-    """For the steps of a plan that ``can_run``."""
+    """The terms of a run of ``plan``, for which ``can_run`` must hold."""
     samples = [row.samples[0] for row in plan.rows]
     count = plan.repeat_count + 1
     return RunTerms(

@@ -1,6 +1,6 @@
 """From logits to tokens, for a whole batch, each row as if it were alone.
 
-The order of treatment, which is also the meaning of the parameters:
+The order of operations, which defines what the parameters mean:
 
     logits -> scores (log-softmax of the logits as the model gave them)
            -> stop tokens masked while ``min_tokens`` are not reached, ``logit_bias`` added
@@ -40,18 +40,18 @@ I64 = NDArray[np.int64]
 _BLOCK_ELEMENTS_MAX = 1 << 22
 """Logits worked on at a time, so that the copies of a large batch stay small."""
 TEMPERATURE_MIN = np.finfo(np.float32).tiny
-"""A temperature may be smaller than any float32, and 0 / 0 is no weight. Only the highest
-logits are left at this one already."""
+"""Smaller temperatures are raised to this one: they may round to 0 in float32, and 0 / 0 is not a
+weight. Even at this one only the highest logits have a weight above 0."""
 
 
 def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
     """One token for each sample.
 
-    ``logits``: float32 [n, vocab], each row contiguous; mask, bias and penalties are written to
-    them and taken back. ``rows``: int64 [samples], the logits row of each sample; samples that
-    fork share one. A sample whose highest logit is no finite number comes back ``poisoned``; it
-    changes no other. ``context`` of a sample lies at one place of an array that nobody changes
-    but at its end, since what stands there is counted once.
+    ``logits``: float32 [n, vocab], each row contiguous; mask, bias and penalties are applied in
+    place and undone. ``rows``: int64 [samples], the logits row of each sample; samples that
+    fork share one. A sample whose highest logit is not finite comes back ``poisoned`` and affects
+    no other. The ``context`` of a sample must be a view of an array that only ever grows at its
+    end, since its tokens are counted only once.
     """
     if any(sample.candidate_count for sample in samples):
         return _draw_beside_searches(logits, rows, samples)
@@ -93,8 +93,8 @@ def _blocks(places: I64, vocab: int) -> Iterator[I64]:
 def _draw_edited(
     logits: F32, rows: I64, samples: Sequence[Sample], changed: Bools
 ) -> tuple[I64, Bools]:
-    """As ``_draw_rows``, of the logits as the model gave them; ``changed``: bool [samples]."""
-    if len(set(rows.tolist())) == len(samples):  # rows are changed where they are, and back
+    """Like ``_draw_rows``, from unedited logits; ``changed``: bool [samples], which have edits."""
+    if len(set(rows.tolist())) == len(samples):  # rows can be edited in place, and restored
         places = np.flatnonzero(changed)
         with edited(logits, rows[places], _those(samples, places)):
             return _draw_rows(logits, rows, samples)
@@ -111,7 +111,7 @@ def _draw_edited(
 
 
 def _draw_rows(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
-    """int64 [samples], and bool [samples]: is the highest logit a finite number? ``logits``:
+    """Tokens, int64 [samples], and whether the highest logit is finite, bool [samples]. ``logits``:
     float32 [n, vocab], after mask, bias and penalties, not modified."""
     hot = np.array([sample.sampling.temperature > 0.0 for sample in samples], np.bool_)
     if hot.all():
@@ -119,7 +119,7 @@ def _draw_rows(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, 
     tokens = np.empty(len(samples), np.int64)
     sound = np.empty(len(samples), np.bool_)
     best, places = logits.argmax(axis=-1), rows[~hot]
-    tokens[~hot] = best[places]  # the first that is no number, if there is one
+    tokens[~hot] = best[places]  # the first NaN, if there is one
     sound[~hot] = np.isfinite(logits[places, best[places]])
     if hot.any():
         own = _those(samples, np.flatnonzero(hot))
@@ -128,7 +128,7 @@ def _draw_rows(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, 
 
 
 def _draw_hot(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
-    """As ``_draw_rows``, for samples with a temperature."""
+    """Like ``_draw_rows``, for samples with a temperature above 0."""
     heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
     tokens, sums = softmax_draw(
         torch.from_numpy(logits),
@@ -141,7 +141,7 @@ def _draw_hot(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, B
 
 
 def _limits(samples: Sequence[Sample], vocab: int) -> DrawLimits | None:
-    """Of all samples, when there is one that is limited."""
+    """The limits of all samples; ``None`` when no sample has any."""
     values = [sample.sampling for sample in samples]
     if not any(is_limited(one, vocab) for one in values):
         return None
@@ -153,7 +153,7 @@ def _limits(samples: Sequence[Sample], vocab: int) -> DrawLimits | None:
 
 
 def is_limited(values: Sampling, vocab: int) -> bool:
-    """Whether not all of ``vocab`` tokens may be drawn."""
+    """Whether min_p, top_k or top_p may exclude some of the ``vocab`` tokens."""
     return values.min_p > 0.0 or 0 < values.top_k < vocab or values.top_p < 1.0
 
 

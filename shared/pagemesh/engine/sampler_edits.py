@@ -1,9 +1,10 @@
-"""Masks, biases and penalties of samples: what they are is kept from one step to the next.
+"""Logit masks, biases and penalties of samples, kept from one step to the next.
 
-What a sequence has said is counted once, and then token by token as it grows; a step costs the
-different tokens in it, whatever the context and the vocabulary. It is found again by the array
-that its tokens are in, and a pure function of them: where a text does not go on with what was
-counted (after a preemption, in another process, when its array grew) it is counted anew.
+A sequence's tokens are counted once, and then one by one as it grows, so the cost of a step depends
+on how many distinct tokens the sequence has, not on the context or the vocabulary. Counts are a
+pure function of the tokens and are found again by the array that holds them. Where a text does not
+continue what was counted (after a preemption, in another process, when its array grew), it is
+counted from scratch.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pagemesh.wire.tokens import U32
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 Key = tuple[int, int, tuple[int, ...], int]
-"""An array, where in it a text begins and how it lies there, and its parameters."""
+"""Of a text: the id of its array, its address and strides, and the id of its parameters."""
 _KEPT_MAX = 1024
-"""Texts, of those whose arrays are alive."""
+"""Texts; one is also dropped when its array is freed."""
 _NEW_TOKENS_MAX = 64
-"""Counted one by one; more are counted anew with the rest."""
+"""Tokens that are counted one by one; if there are more, the whole text is counted again."""
 
 
 def is_edited(sample: Sample) -> bool:
@@ -45,9 +46,9 @@ def is_edited(sample: Sample) -> bool:
 
 @contextlib.contextmanager
 def edited(logits: F32, rows: I64, samples: Sequence[Sample]) -> Iterator[None]:
-    """While it lasts the ``rows`` (int64 [samples], none twice) of ``logits`` are as mask, bias
-    and penalties make them; afterwards they are as before. Raises ``IndexError`` for a token
-    that ``logits`` have not."""
+    """A context in which mask, bias and penalties are applied, in place, to the ``rows`` (int64
+    [samples], distinct) of ``logits``; on exit the rows are restored. Raises ``IndexError`` for a
+    token that ``logits`` have no column for."""
     texts = [_take(sample) for sample in samples]
     x, at = torch.from_numpy(logits), torch.from_numpy(np.ascontiguousarray(rows))
     saved = edit_rows(x, at, [text.edits for text in texts])
@@ -60,12 +61,12 @@ def edited(logits: F32, rows: I64, samples: Sequence[Sample]) -> Iterator[None]:
 
 
 class _Text:
-    """What a sample's parameters make of its tokens."""
+    """The edits that follow from a sample's parameters and tokens."""
 
     def __init__(self, key: Key, array: U32, sample: Sample) -> None:
         values = sample.sampling
         self.key = key
-        self.sampling = values  # its id is in the key: nothing else may get that
+        self.sampling = values  # kept alive, since its id is in the key
         self.array = weakref.ref(array, lambda _: _kept.pop(key, None))
         self.edits = RowEdits(
             masked=values.stop_tokens,
@@ -79,11 +80,11 @@ class _Text:
         self._prompt_count = sample.prompt_count
         self._context_count = 0
         self._drawn: tuple[int, ...] = ()
-        """Counted beside the context; the next one may or may not go on with them."""
+        """Tokens counted beyond the context; the next sample may or may not continue them."""
         self._count_anew(sample)
 
     def follow(self, sample: Sample) -> None:
-        """Be that of ``sample``, whose context is in the same array."""
+        """Advance to ``sample``, whose context is in the same array."""
         new = self._new_tokens(sample)
         if new is None:
             self._count_anew(sample)
@@ -96,7 +97,8 @@ class _Text:
         self._is_at(sample)
 
     def _new_tokens(self, sample: Sample) -> tuple[int, ...] | None:
-        """What comes after what is counted; ``None`` when that is not what came before."""
+        """The tokens not counted yet; ``None`` when ``sample`` does not continue the counted ones
+        or has too many new ones."""
         start, end = self._context_count, len(sample.context)
         if sample.prompt_count != self._prompt_count or start < self._prompt_count:
             return None
@@ -121,11 +123,12 @@ class _Text:
 
 
 _kept: OrderedDict[Key, _Text] = OrderedDict()
-"""Those that nobody is using, the one used last at the end."""
+"""Texts that are not in use, the most recently used at the end."""
 
 
 def _take(sample: Sample) -> _Text:
-    """Nobody else's until it is given back: samples that share a text each have their own."""
+    """The text of ``sample``, for its use alone until ``_give_back``: samples with the same context
+    and parameters each get their own."""
     context = sample.context
     array = context.base if isinstance(context.base, np.ndarray) else context
     key = (id(array), context.ctypes.data, context.strides, id(sample.sampling))

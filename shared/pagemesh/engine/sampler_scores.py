@@ -1,7 +1,7 @@
-"""Log-probabilities, of tokens that were drawn or given and of the likeliest beside them.
+"""Log-probabilities of tokens that were drawn or given, and of the likeliest alternatives.
 
-All rows at once, without a copy of them. Scores are the model's own, of logits that nothing has
-changed; the likeliest are those of the highest logits, the lowest ids first among equals.
+All rows are scored at once, without copying them. Scores are the model's own, from unedited logits;
+the likeliest tokens are those with the highest logits, the lowest ids first among equals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 def scores_of(
     logits: F32, rows: I64, tokens: I64, samples: Sequence[Sample]
 ) -> dict[int, TokenScores]:
-    """What the samples that want log-probabilities report, by index. ``logits``: float32
+    """The scores of the samples that ask for log-probabilities, by index. ``logits``: float32
     [n, vocab]; ``rows`` and ``tokens``: int64 [samples], the row and the token of each."""
     wanting = [i for i, sample in enumerate(samples) if sample.sampling.logprobs is not None]
     if not wanting:
@@ -39,7 +39,7 @@ def scores_of(
 def score(logits: F32, targets: I64, width: int) -> TokenScores:
     """The log-probabilities of ``targets`` (int64 [n]) under ``logits`` (float32 [n, vocab])
     and of the ``width`` likeliest tokens of each row, likeliest first; NaN for a row whose
-    highest logit is no finite number."""
+    highest logit is not finite."""
     count, vocab = logits.shape
     width = min(width, TOP_LOGPROBS_MAX, vocab)
     chosen, best, values = _top(logits, np.arange(count), targets[:, None], [width] * count)
@@ -52,8 +52,8 @@ def score(logits: F32, targets: I64, width: int) -> TokenScores:
 
 
 def candidates(logits: F32, rows: I64, samples: Sequence[Sample]) -> list[Drawn]:
-    """What searches of ``samples`` may go on with, each from its row (int64 [samples]) of
-    ``logits``. What may not come yet has minus infinity, and so comes last."""
+    """The tokens with which the beam searches of ``samples`` may continue, each from its row (int64
+    [samples]) of ``logits``. Tokens that are not allowed yet have minus infinity, so come last."""
     widths = [max(sample.sampling.logprobs or 0, 0) for sample in samples]
     counts = [sample.candidate_count for sample in samples]
     _, best, values = _top(logits, rows, None, np.maximum(widths, counts).tolist())
@@ -64,7 +64,7 @@ def candidates(logits: F32, rows: I64, samples: Sequence[Sample]) -> list[Drawn]
         if sample.generated_count < sample.sampling.min_tokens:
             own = slice(index, index + 1)
             best[own], values[own] = _allowed(logits, rows[own], sample, best.shape[1])
-    # No number among the logits, or nothing that may come.
+    # The highest logit is not finite, or no token is allowed.
     poisoned = ~np.isfinite(values[:, 0])
     return [
         Drawn(sample.key, int(best[i, 0]), poisoned=True)
@@ -78,7 +78,8 @@ def candidates(logits: F32, rows: I64, samples: Sequence[Sample]) -> list[Drawn]
 
 
 def _allowed(logits: F32, row: I64, sample: Sample, width: int) -> tuple[I64, F32]:
-    """[1, width] each, of the logits without stop tokens: ids, and log-probabilities with them."""
+    """Ids of the likeliest tokens that are not stop tokens, [1, width], and their log-probabilities
+    [1, width], normalised over all tokens including stop tokens."""
     work = logits[row]
     stops = np.array(sample.sampling.stop_tokens, np.int64)
     work[0, stops[stops < work.shape[1]]] = -np.inf
@@ -104,7 +105,7 @@ def _top(
 
 
 def _reported(best: I64, values: F32, width: int, chosen: bytes = b"") -> TokenScores:
-    """The first ``width`` of those of a row, beside the ``chosen``."""
+    """The first ``width`` ids and scores of a row, and the score of the token ``chosen``."""
     ids = best[:width].astype(np.uint32)
     return TokenScores(
         chosen=chosen, width=len(ids), top_tokens=ids.tobytes(),

@@ -1,7 +1,7 @@
 """The arrays of a step, made from its rows.
 
-While the same sequences take one token after the other, which is nearly always, the arrays of
-the step before serve again: tokens, positions and slots are written over, the rest stands.
+While the same sequences decode one token at a time, which is nearly always the case, the arrays of
+the previous step are reused: tokens, positions and slots are overwritten, the rest stays.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ I64 = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class StepArrays:
     """``tokens`` int64 [T]; ``wanted`` int64 [n], the rows of ``batch`` whose last hidden state
-    is needed; ``ends`` int64 [rows], one past the last wanted one of each row of the plan.
-    ``scoring``: some of them are for prompt scores."""
+    is needed; ``ends`` int64 [rows], for each row of the plan, where its entries in ``wanted`` end.
+    ``scoring``: some of those entries are for prompt scores."""
 
     tokens: torch.Tensor
     batch: RaggedBatch
@@ -34,12 +34,12 @@ class StepArrays:
 
 
 class ArrayKeeper:
-    """Makes ``StepArrays``; those of a step are good until the next is made."""
+    """Makes ``StepArrays``; those of one step are valid until those of the next are made."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._tables: list[U32] = []
-        """Page tables of the step before, when all its rows were single tokens to draw from."""
+        """Page tables of the previous step, if all its rows were single tokens to draw from."""
         self._kept: StepArrays | None = None
         self._tokens, self._positions, self._slots = (np.empty(0, np.int64) for _ in range(3))
 
@@ -76,7 +76,7 @@ class ArrayKeeper:
 
 
 def made(rows: Sequence[StepRow], page_size: int) -> StepArrays:
-    """Anew. Raises ``ValueError`` for a page table that is too short."""
+    """New arrays for ``rows``. Raises ``ValueError`` for a page table that is too short."""
     counts = [len(row.tokens) for row in rows]
     batch = ragged_batch(
         [row.page_table for row in rows], [row.start for row in rows], counts, page_size
@@ -95,7 +95,8 @@ def made(rows: Sequence[StepRow], page_size: int) -> StepArrays:
 
 
 def targets(row: StepRow) -> I64 | None:
-    """int64 [n], the tokens to score: those after the first scored one, then the next."""
+    """int64 [n], the tokens to score: those after the first whose logits count, then
+    ``score_next`` if there is one. ``None`` when the row is not scored."""
     first = _first_scored(row)
     if first is None:
         return None
@@ -122,8 +123,8 @@ def _first_scored(row: StepRow) -> int | None:
 
 
 def _wanted(row: StepRow) -> I64:
-    """int64 [n], ascending: the tokens of the row whose last hidden state is needed. The
-    scored ones come first; a drawing row's last token is always the last."""
+    """int64 [n], ascending: indices of the row's tokens whose last hidden state is needed. Those
+    for scores come first; a row that draws always ends with its last token."""
     scored, count = targets(row), len(row.tokens)
     if scored is None or not len(scored):
         return np.array([count - 1] if row.samples else [], np.int64)

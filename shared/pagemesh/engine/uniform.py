@@ -1,8 +1,8 @@
 """One uniform per (seed, choice, position): randomness without a state.
 
-Whoever draws the token of a position draws the same one: alone or in a batch, here or after
-a failover. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable
-Pseudorandom Number Generators, 2014), applied once for each word that goes in.
+Every worker draws the same token for a position: alone or in a batch, before and after a failover.
+The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+Generators, 2014), applied once for each input word.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def _mix(word: U64) -> U64:
 
 
 def uniforms(seeds: U64, choices: U64, positions: U64) -> NDArray[np.float64]:
-    """float64 [n] in [0, 1), a multiple of 2**-53 each."""
+    """float64 [n] in [0, 1), each a multiple of 2**-53."""
     mixed = _mix(_mix(_mix(seeds) ^ choices) ^ positions)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,7 +1,7 @@
 """The tensors of a decoder as the forward pass wants them, and where they come from.
 
-Projections that read the same input lie one after the other in one matrix (query, key and
-value; gate and up), so that a step does four products a layer instead of seven.
+Projections with the same input are concatenated into one matrix (query, key and value; gate and
+up), so that a step does four products per layer instead of seven.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pagemesh.kernels.weight_types import AskedType, WeightType, rounds_rows
 
 Tensor = torch.Tensor
 HEAD = "lm_head.weight"
-"""The name in a checkpoint of a head that is not the embeddings'."""
+"""The name in a checkpoint of a head that is not tied to the embeddings."""
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -34,8 +34,8 @@ class DecoderWeights:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One tensor to prepare: ``parts`` of the checkpoint (name, shape), joined along their
-    first dimension and multiplied by ``factor``. A ``matrix`` is packed for ``kernels.linear``; of
-    a ``table`` rows are looked up, which may be of any float type."""
+    first dimension and multiplied by ``factor``. A ``matrix`` is packed for ``kernels.linear``; a
+    ``table`` is only looked up row by row and may be of any float type."""
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
@@ -49,26 +49,26 @@ class Recipe:
         return (sum(shape[0] for _, shape in self.parts), *first[1:])
 
     def prepared_shape(self, weight_type: WeightType) -> tuple[int, ...]:
-        """Of the tensor that is kept, a matrix as ``weight_type``."""
+        """The shape of the prepared tensor; a matrix is kept as ``weight_type``."""
         if not self.matrix:
             return self.shape
         return packed_shape(self.shape[0], self.shape[1], weight_type)
 
     def is_as_stored(self, parts: Sequence[Tensor]) -> bool:
-        """Is it the tensor of the checkpoint?"""
+        """Whether the checkpoint's tensor serves unchanged."""
         if len(parts) > 1 or self.factor != 1.0 or self.matrix:
             return False
         return self.table or parts[0].dtype == torch.float32
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The tensor that ``parts``, in the recipe's order, make; one part is given back as it
-        is where nothing changes. Factors are multiplied in float32, whatever is stored."""
+        """The tensor made of ``parts``, which come in the recipe's order. A single part without a
+        factor is returned as it is. Factors are multiplied in float32, whatever is stored."""
         whole = joined(parts)
         return whole if self.factor == 1.0 else whole.to(torch.float32) * self.factor
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """``parts`` along their first dimension; one part as it is."""
+    """``parts``, concatenated along their first dimension; a single part as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
@@ -126,8 +126,8 @@ def _layer_recipes(config: DecoderConfig, index: int) -> Iterator[Recipe]:
 def assemble(
     config: DecoderConfig, tensors: Mapping[str, Tensor], weight_type: AskedType = "float32"
 ) -> DecoderWeights:
-    """The decoder whose tensors are ``tensors``, named and shaped as ``recipes`` say, matrices as
-    ``weight_type`` asks for."""
+    """The decoder's weights from ``tensors``, named and shaped as ``recipes`` says, with matrices
+    as ``weight_type`` asks for."""
     no_bias, rounds = torch.empty(0), rounds_rows(weight_type)
     hidden, mlp = config.hidden_size, config.mlp_size
 

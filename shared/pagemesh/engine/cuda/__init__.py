@@ -1,8 +1,8 @@
 """The engine on a GPU: the same plans, with Triton's kernels and torch's matrix products.
 
     weights    a checkpoint's tensors on the device
-    rows       a step's rows in one transfer, padded to a bucket where a graph wants that
-    launches   which rows attend by themselves, and which by blocks
+    rows       a step's rows in one transfer, padded to a bucket if a graph computes them
+    launches   which rows attend by themselves, and which in blocks
     forward    the forward pass
     graphs     steps captured once per bucket, replayed (graph_bytes: what they take)
     decoder    ``step`` and ``logits``, as ``engine.forward.Decoder`` has them

@@ -1,7 +1,7 @@
 """A model on a device, with the interface of ``engine.forward.Decoder``.
 
-What comes in is on the host; hidden states and logits that come out stay on the device, where
-tokens are drawn (``cuda.sampler``). Nothing here waits for it.
+Inputs are on the host; hidden states and logits stay on the device, where tokens are drawn
+(``cuda.sampler``). Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pagemesh.runtime.logs import get_logger
 
 Tensor = torch.Tensor
 PREPARE_S_MAX = 15.0
-"""For graphs that are captured before there is work; the others are captured when wanted."""
+"""For capturing graphs before there is work; the others are captured on demand."""
 _WARM_UP_ROWS = 4
 _log = get_logger(__name__)
 
@@ -59,8 +59,8 @@ class CudaDecoder:
         with_graphs: bool,
         sequence_count_max: int = ROWS_MAX,
     ) -> None:
-        """``with_graphs``: steps, of up to ``sequence_count_max`` rows beside those of prompts,
-        are captured; needs a CUDA device."""
+        """``with_graphs``: capture steps of up to ``sequence_count_max`` rows, not counting those
+        of prompts; needs a CUDA device."""
         from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS
 
         self._span_tokens = SPAN_TOKENS
@@ -69,7 +69,7 @@ class CudaDecoder:
         self.config = config
         self._forward = DeviceForward(config, weights)
         self._pool: weakref.ref[KvPool] | None = None
-        """Of the step that runs. Memory goes with the last view of it: none is kept here."""
+        """Of the running step. Weak, since memory is freed only with the last view of it."""
         self._memory: tuple[object, ...] | None = None
         self._graphs: StepGraphs | None = None
         self._graph_rows_max = 0
@@ -77,7 +77,7 @@ class CudaDecoder:
         if with_graphs:
             widest = bucket_of(min(sequence_count_max, ROWS_MAX), 1)
             self._graph_rows_max = widest.rows if widest else 0
-            # One for good: torch hands out a few in turn, and pages are copied on another.
+            # Made only once: torch hands out a few in turn, and pages are copied on another.
             self._side = torch.cuda.Stream(self._forward.device)  # type: ignore[no-untyped-call]
         self._table_pages_max = 0
         self._is_prepared = False
@@ -112,17 +112,17 @@ class CudaDecoder:
 
     @property
     def graph_count(self) -> int:
-        """Captured and kept."""
+        """Graphs that are captured and kept."""
         return len(self._graphs) if self._graphs is not None else 0
 
     def warm_up(self, pool: KvPool) -> None:
-        """Have every kernel of a step compiled, by steps in the first page of ``pool``, which is
-        nobody's: what is compiled in the middle of an answer takes it seconds."""
+        """Compile every kernel of a step by running steps in the first page of ``pool``, which
+        nobody may use: a compilation in the middle of an answer delays it by seconds."""
         size = pool.layout.page_size
         rows = min(_WARM_UP_ROWS, size)
         batch = ragged_batch([np.zeros(1, np.uint32)], [0], [rows], size)
         every = torch.arange(rows)
-        # Rooms with few and with many parts to merge.
+        # Launches with one span, with few spans to merge and with many.
         tried = [
             StepRows(None, (Launch(0, rows, int(spans)),), NO_BLOCKS) for spans in SPANS_STEPS[:3]
         ]
@@ -136,8 +136,8 @@ class CudaDecoder:
             self._forward.warm_up_merges()
 
     def prepare(self, pool: KvPool) -> None:
-        """Capture the graphs of common steps over ``pool``, once: those of a later pool are
-        captured when they are wanted, since answers may be waiting for it."""
+        """Capture the graphs of common steps over ``pool``, once: those over a later pool are
+        captured on demand, since answers may be waiting for it."""
         self._use(pool)
         if self._graphs is None or self._is_prepared:
             return
@@ -166,12 +166,13 @@ class CudaDecoder:
         return row_blocks(starts, self.config.head_count // self.config.kv_head_count)
 
     def _use(self, pool: KvPool) -> None:
-        """Graphs name the addresses of one memory, which a pager that was restarted serves on."""
+        """Run the next step over ``pool``. Graphs contain addresses of one memory, and are kept as
+        long as it stays the same, also across a restart of the pager."""
         self._pool = weakref.ref(pool)
         before, self._memory = self._memory, _memory_of(pool)
         if self._side is None or before == self._memory:
             return
-        self._graphs = None  # before there is more memory of the kind
+        self._graphs = None  # frees their memory before more is allocated
         pages = -(-self.config.context_tokens_max // pool.layout.page_size)
         self._table_pages_max = min(pages, pool.page_count)
         try:
@@ -197,8 +198,8 @@ class CudaDecoder:
     def _graph_of(
         self, batch: RaggedBatch, wanted_count: int, split: StepRows
     ) -> tuple[RowsShape, int, Step] | None:
-        """The sections of a graph that holds a step, where rows of prompts begin, and the graph;
-        None: there is no such, or none is captured of it."""
+        """The sections of a graph that holds a step, the row where prompts begin in it, and the
+        graph; None when no bucket holds the step or none that does is captured."""
         if self._graphs is None or len(split.launches) > 1:
             return None
         alone = split.alone_count
@@ -227,15 +228,16 @@ class CudaDecoder:
         return held.shape(pages, self._block_rows), held.rows, captured
 
     def _is_light(self, bucket: Bucket, alone: int) -> bool:
-        """Whether ``alone`` rows by themselves, of long contexts, may be padded to ``bucket``."""
+        """Whether ``bucket``, which may be for long contexts, is within the limits of a launch when
+        ``alone`` rows attend by themselves."""
         return all(is_within_limits(one, alone, self._span_bytes) for one in bucket.launches)
 
     def _staged(self, words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Tensor:
-        """``words`` where a copy to the device does not wait for the host."""
+        """``words`` in memory from which a copy to the device is asynchronous."""
         staged = torch.from_numpy(words)
         return staged.pin_memory() if self._forward.device.type == "cuda" else staged
 
 
 def _memory_of(pool: KvPool) -> tuple[object, ...]:
-    """Equal for two for which kernels would get the same constants and addresses."""
+    """Equal for two pools for which kernels get the same constants and addresses."""
     return pool.address, pool.page_count, pool.layout

@@ -1,7 +1,7 @@
 """A GPU as ``engine.device`` sees it, and the memory that its processes share.
 
-The same wiring runs without one: ``interpreter`` is the CPU's memory, shared by descriptor like
-a GPU's, and the same kernels in Triton's interpreter. It is for tests, and very slow.
+The same code runs without a GPU: ``interpreter`` is the CPU's memory, shared by descriptor like a
+GPU's, and the same kernels in Triton's interpreter. It is for tests, and very slow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GpuDevice:
     """``engine.device.StepDevice`` with Triton's kernels."""
 
     def __init__(self, device: torch.device, maker: MemoryMaker) -> None:
-        # Not before there is a device to run on: importing it is importing Triton.
+        # Imported only once there is a device to run on, since this module imports Triton.
         from pagemesh.kernels.page_copy.triton import page_copy
 
         self._page_copy = page_copy
@@ -57,19 +57,19 @@ class GpuDevice:
         return sampler.score(logits.cpu().numpy(), targets, width)
 
     def finish(self) -> None:
-        """See ``StepDevice``. Steps run on this thread's stream: what pages are moved beside them
-        is nothing to wait for."""
+        """See ``StepDevice``. Waits for this thread's stream, which runs the steps, and not for
+        pages that are moved meanwhile."""
         if self._is_async:
             torch.cuda.current_stream(self.device).synchronize()
 
 
 class CudaMaker:
-    """Memory of a GPU. ``place`` names the very card, whatever number it has in a process."""
+    """Memory of a GPU. ``place`` names the card itself, whatever its index in a process."""
 
     def __init__(self, device: torch.device) -> None:
         self._index = device.index or 0
-        # One for good, made before any other: torch hands out a few in turn, and graphs are
-        # captured on another.
+        # Made only once, before any other: torch hands out a few in turn, and graphs are captured
+        # on another.
         self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
         self.place = f"cuda:{torch.cuda.get_device_properties(self._index).uuid}"
 
@@ -90,8 +90,8 @@ class CudaMaker:
         return DeviceMemory.adopt(descriptor, size_bytes, self._index)
 
     def pin(self, memory: torch.Tensor) -> Callable[[], None]:
-        """See ``MemoryMaker``. Where the driver refuses, copies go through memory of its own."""
-        # Through the driver: the runtime would keep an error for whoever asks it next.
+        """See ``MemoryMaker``. If the driver refuses, copies go through the driver's own memory."""
+        # Through the driver: the runtime would report a failure again to its next caller.
         address = ctypes.c_void_p(memory.data_ptr())
         with driver.WHOLE_DEVICE:
             enter_context(self._index)
@@ -123,7 +123,7 @@ class CudaMaker:
 
 
 class SharedMaker:
-    """Memory of the host without a name, in place of a GPU's."""
+    """Unnamed memory of the host, in place of a GPU's."""
 
     place = INTERPRETER
 

@@ -20,14 +20,14 @@ HANDLE_FILE_DESCRIPTOR = 1
 GRANULARITY_RECOMMENDED = 1
 ACCESS_READ_WRITE = 3
 WHOLE_DEVICE = threading.Lock()
-"""Held by a thread that captures a graph, and by one that waits for all of the device or changes
-what is mapped on it, which would break the capture."""
+"""Held by a thread that captures a graph, and by one that synchronises the whole device or changes
+what is mapped on it: either would break the capture."""
 _OUT_OF_MEMORY = 2
 """``CUDA_ERROR_OUT_OF_MEMORY``."""
 
 
 class OutOfMemory(RuntimeError):
-    """The device has too little of it left."""
+    """The device has too little memory left."""
 
 
 class Location(ctypes.Structure):
@@ -81,8 +81,8 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call ``name`` of the driver. Raises ``RuntimeError`` with its own words for a failure,
-    ``OutOfMemory`` for that one."""
+    """Call the driver's function ``name``. Raises ``OutOfMemory`` when the device lacks memory, and
+    ``RuntimeError`` with the driver's message for other failures."""
     code = getattr(library(), name)(*arguments)
     if code:
         text = ctypes.c_char_p()

@@ -29,7 +29,7 @@ class DeviceForward:
     """Weights and the order in which to use them. Holds no sequence and no page."""
 
     def __init__(self, config: DecoderConfig, weights: DeviceWeights) -> None:
-        # Not before there is a device to run on: importing them is importing Triton.
+        # Imported only once there is a device to run on, since these modules import Triton.
         from pagemesh.kernels.add_rms_norm.triton import add_rms_norm
         from pagemesh.kernels.merge_states.triton import merge_states
         from pagemesh.kernels.paged_attention.triton import paged_attention
@@ -56,8 +56,8 @@ class DeviceForward:
         angles = (self._cosine[position], self._sine[position])
         x = self.weights.embedding[rows.tokens]
         normed = self._rms_norm(x, layers[0].attention_norm, config.norm_epsilon)
-        # Every layer writes its attention here. Padding among prompts is written by none: zeros
-        # stay numbers, what memory holds may not.
+        # Every layer writes its attention here. No layer writes padding among prompts: zeros there
+        # stay finite, which uninitialised memory might not.
         mixed = x.new_zeros((x.shape[0], config.head_count, config.head_dim))
         for index, layer in enumerate(layers):
             self._attend(index, layer, normed, angles, rows, pool, mixed)
@@ -69,7 +69,7 @@ class DeviceForward:
         return normed[rows.wanted]
 
     def warm_up_merges(self) -> None:
-        """Have what joins parts of a prompt's context compiled, of few and of many."""
+        """Compile the kernel that merges parts of a prompt's context, for few parts and many."""
         heads, width = self.config.head_count, self.config.head_dim
         mixed = self.weights.embedding.new_zeros((1, heads, width))
         position = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -94,7 +94,7 @@ class DeviceForward:
         pool: KvPool,
         mixed: Tensor,
     ) -> None:
-        """K and V written, q attending to what is in the pages: ``mixed`` [T, heads, head_dim]."""
+        """Write K and V, and let q attend to the pages, into ``mixed`` [T, heads, head_dim]."""
         config, count = self.config, normed.shape[0]
         joined = layer.qkv(normed).view(count, -1, config.head_dim)
         self._rope_kv_write(

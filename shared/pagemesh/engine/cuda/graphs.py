@@ -1,15 +1,15 @@
 """Steps as CUDA graphs: one launch instead of hundreds.
 
 A graph replays the same kernels at the same addresses, so one is captured for each bucket of
-(rows by themselves, spans of their context, rows of prompts), and a step is padded to the smallest
-bucket that holds it. A step that does not keep the device busy for long is otherwise bound by
-launching: ten kernels a layer, which take the host 0.4 ms.
+(rows that attend by themselves, spans of their context, rows of prompts), and a step is padded to
+the smallest bucket that holds it. Without graphs a step that keeps the device busy only briefly is
+bound by kernel launches: ten kernels a layer, which take the host 0.4 ms.
 
-Common buckets are captured before the first step (``StepGraphs.prepare``), others when steps want
-them often: until then the smallest one that holds such a step stands in, since to capture one takes
-longer than some steps with padding. When there are as many as there may be, the one whose last use
-is longest ago makes room for one that was wanted often enough to be worth it. What goes in and
-comes out is the same memory for all of them, since only one runs at a time.
+Common buckets are captured before the first step (``StepGraphs.prepare``), others once steps have
+wanted them often. Until then the smallest captured bucket that holds such a step stands in, since a
+capture takes longer than a few steps with padding. At the limit, the least recently used graph
+makes room for one that was wanted often enough to be worth it. All graphs share the memory of their
+inputs and outputs, since only one runs at a time.
 """
 
 from __future__ import annotations
@@ -36,35 +36,37 @@ from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, unpack
 from pagemesh.runtime.logs import get_logger
 
 WANTED_MIN = 16
-"""Steps that went without a graph before one is captured for which another has to make room: to
-capture one takes as long as some ten steps save by it."""
+"""Steps of a bucket without a graph before one is captured for which another has to make room: a
+capture takes as long as some ten steps save by it."""
 STOOD_IN_MIN = 64
-"""Steps that another graph stood in for before they get their own: those lose less."""
+"""Steps of a bucket for which another stood in before it gets its own graph: they lose less."""
 _COMMON_ROWS_MAX = 64
 _COMMON_SPANS = (1, 4, 16)
 _CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, CHUNK_ROWS_MAX)
-"""Rows of prompts alone that graphs are captured for: a third at most, or 15, are padding."""
+"""Numbers of rows for which steps of only prompts are captured: at most a third of the rows, or 15,
+are padding."""
 _CHUNKS_BESIDE = (16, 64, 128, 256, 512, CHUNK_ROWS_MAX)
-"""The same beside rows by themselves. They are fewer, as their spans are, since such steps come in
-many combinations, most of them seldom, and to capture each takes longer than its padding."""
+"""The same for prompts beside rows that attend by themselves. These numbers are fewer, as are those
+of spans, since such steps come in many combinations, most of them rare, and capturing each would
+take longer than its padding."""
 _SPANS_BESIDE_MIN = 4
 _STAND_IN_ROWS = (8, 32, 128, ROWS_MAX)
 _STAND_IN_CHUNKS = (64, 256, 512, CHUNK_ROWS_MAX)
 _STAND_IN_SPANS = (4, 16)
-"""Of steps with prompts beside others these are common, so that each with contexts of up to 4,096
-tokens has one that holds it."""
+"""Buckets of prompts beside other rows that are captured in advance, so that one of them holds any
+such step whose contexts have up to 4,096 tokens."""
 _PADDING_TIMES_MAX = 4
-"""One that stands in has so many times the rows of a step's own bucket at most, and
-``_PADDING_ROWS`` on top, which cost a step next to nothing."""
+"""A bucket that stands in has at most this many times the rows of the step's own bucket, plus
+``_PADDING_ROWS``, which cost a step next to nothing."""
 _PADDING_ROWS = 64
 _log = get_logger(__name__)
 
 Tensor = torch.Tensor
 Step = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""Hidden states and logits of the first so many wanted rows, of words as ``rows.pack`` makes
-them."""
+"""From words as ``rows.pack`` makes them and a count: hidden states and logits of that many wanted
+rows, the first ones."""
 Body = Callable[[DeviceRows, Tensor, Tensor], None]
-"""Puts hidden states and logits of rows into the tensors given."""
+"""Writes hidden states and logits of rows to the given tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,19 @@ class Bucket:
     """What a graph is captured for: each number is the most a step may have."""
 
     rows: int
-    """By themselves."""
+    """Those that attend by themselves."""
     spans: int
     chunk: int = 0
     """Rows of prompts, in blocks."""
 
     @property
     def sequences(self) -> int:
-        """As many rows are wanted."""
+        """The most sequences, and the most wanted rows, of a step."""
         return self.rows + (PROMPTS_MAX if self.chunk else 0)
 
     def shape(self, pages: int, block_rows: int) -> RowsShape:
-        """With page tables of ``pages`` together, and blocks of ``block_rows`` rows."""
+        """Its sections, with ``pages`` entries of page tables in all and blocks of ``block_rows``
+        rows."""
         blocks = -(-self.chunk // block_rows) + PROMPTS_MAX if self.chunk else 0
         return RowsShape(self.rows + self.chunk, self.sequences, blocks, self.sequences, pages)
 
@@ -102,11 +105,12 @@ class Bucket:
 
 
 def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
-    """The smallest bucket that holds a step, None when no graph is worth it.
+    """The smallest bucket that holds a step; None when the step is too large for any.
 
-    Without prompts rows go by powers of two up to 8, by eights up to 64 and by sixteens above, so
-    that at most half of them, or 15, are padding; beside prompts by powers of two from 8 on, and
-    prompts in fewer steps. ``spans`` are coarse already (``launches.SPANS_STEPS``).
+    Without prompts, rows are rounded up to powers of two up to 8, to multiples of 8 up to 64 and of
+    16 above, so that at most half of them, or 15, are padding. Beside prompts they are rounded up
+    to powers of two from 8 on, and prompts to fewer sizes. ``spans`` are coarse already
+    (``launches.SPANS_STEPS``).
     """
     if rows + chunk < 1 or rows > ROWS_MAX or chunk > CHUNK_ROWS_MAX:
         return None
@@ -125,8 +129,9 @@ def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
 
 
 def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
-    """Those that most steps are of, or that stand in for others; none for more rows or spans than
-    that. The largest that have prompts come first, in whose memory the others find room."""
+    """The buckets of most steps, and those that stand in for others, for at most ``rows_max`` rows
+    and ``spans_max`` spans. The largest with prompts come first: the others fit into their
+    memory."""
     spans_there = [spans for spans in _COMMON_SPANS if spans < 4 * spans_max]
     beside = [
         bucket_of(rows, spans, chunk)
@@ -148,8 +153,8 @@ def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had no memory. Only what torch allocates itself fails with a class of its
-    own; graphs, kernels and libraries take memory of the driver."""
+    """Whether ``error`` means that the device is out of memory. Only torch's own allocations raise
+    a class of their own; graphs, kernels and libraries get memory from the driver."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -157,7 +162,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def warn_of_memory(graph_count: int) -> None:
-    """There are so many graphs, and no memory for more."""
+    """Warn that there are ``graph_count`` graphs and no memory for more."""
     _log.warning(
         "worker.graphs_limited", graphs=graph_count,
         why="the device has no memory for another; steps without one take longer",
@@ -166,7 +171,7 @@ def warn_of_memory(graph_count: int) -> None:
 
 
 class GraphMemory:
-    """What graphs of one decoder and pool share: input, output and memory in between."""
+    """Memory that the graphs of one decoder and pool share: inputs, outputs and intermediates."""
 
     def __init__(
         self, device: torch.device, stream: Any, *, rows_max: int, table_pages_max: int,
@@ -179,13 +184,13 @@ class GraphMemory:
         self.block_rows = block_rows
         self.handle: Any = torch.cuda.graph_pool_handle()
         widest = Bucket(rows_max, 1, CHUNK_ROWS_MAX)
-        with torch.inference_mode(False):  # written to by steps in that mode and by others
+        with torch.inference_mode(False):  # written to by steps inside and outside of that mode
             self.words = torch.zeros(self.shape(widest).words, dtype=torch.int32, device=device)
             self.hidden = torch.zeros((widest.sequences, hidden_size), dtype=dtype, device=device)
             self.logits = torch.zeros((widest.sequences, vocab_tokens), device=device)
 
     def shape(self, bucket: Bucket) -> RowsShape:
-        """With page tables as long as they may be."""
+        """The bucket's sections, with page tables of the greatest length."""
         return bucket.shape(bucket.sequences * self.table_pages_max, self.block_rows)
 
 
@@ -193,8 +198,8 @@ class CapturedStep:
     """One graph."""
 
     def __init__(self, bucket: Bucket, body: Body, memory: GraphMemory) -> None:
-        """Captures ``body``. Raises ``RuntimeError``, for want of memory (``is_out_of_memory``)
-        too."""
+        """Captures ``body``. Raises ``RuntimeError``, also when there is no memory
+        (``is_out_of_memory``)."""
         shape, wanted = memory.shape(bucket), bucket.sequences
         self._words = memory.words[: shape.words]
         self._hidden, self._logits = memory.hidden[:wanted], memory.logits[:wanted]
@@ -210,7 +215,7 @@ class CapturedStep:
             body(rows, self._hidden, self._logits)
         current.wait_stream(memory.stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may go on, with copies of pages, but for what waits for all of the device.
+        # Other threads may go on, with copies of pages, but not synchronise the whole device.
         with (
             driver.WHOLE_DEVICE,
             torch.cuda.graph(
@@ -233,12 +238,13 @@ class StepGraphs:
     """Graphs by bucket, the least recently used first."""
 
     def __init__(self, capture: Callable[[Bucket], Step], count_max: int = GRAPH_COUNT_MAX) -> None:
-        """``capture`` may raise what ``is_out_of_memory`` knows: no more are kept then."""
+        """``capture`` may raise what ``is_out_of_memory`` recognises: from then on there are no
+        more graphs than at that time."""
         self._capture = capture
         self._count_max = count_max
         self._steps: OrderedDict[Bucket, Step] = OrderedDict()
         self._missed: dict[Bucket, int] = {}
-        """Steps without a graph of their own since a bucket's last, of the few there can be."""
+        """By bucket, of which there are few: steps without a graph since it last had its own."""
         self._is_out_of_memory = False
 
     def __len__(self) -> int:
@@ -247,9 +253,9 @@ class StepGraphs:
     def step_for(
         self, bucket: Bucket, may_stand_in: Callable[[Bucket], bool] = lambda _: True
     ) -> tuple[Bucket, Step] | None:
-        """A graph for a step of ``bucket``, and what it was captured for: that or, until it is
-        wanted often, a larger one that ``may_stand_in``. None when there is no room for it, or not
-        yet."""
+        """The bucket of the graph for a step of ``bucket``, and the graph: its own or, until that
+        is wanted often, a larger one that ``may_stand_in``. None when neither exists, for want of
+        room or because ``bucket`` is not wanted often enough yet."""
         if bucket not in self._steps:
             self._missed[bucket] = self._missed.get(bucket, 0) + 1
             larger = [one for one in self._steps if one.stands_in(bucket) and may_stand_in(one)]
@@ -265,7 +271,8 @@ class StepGraphs:
 
     def _is_wanted(self, bucket: Bucket, *, is_stood_in_for: bool) -> bool:
         missed, has_room = self._missed[bucket], len(self._steps) < self._count_max
-        # Without memory nothing is to be had: what makes room may free less than is wanted.
+        # Out of memory, making room does not help: a dropped graph may free less than a new one
+        # takes.
         if is_stood_in_for:
             return missed >= STOOD_IN_MIN and not self._is_out_of_memory
         return has_room or (missed >= WANTED_MIN and not self._is_out_of_memory)
@@ -273,8 +280,8 @@ class StepGraphs:
     def prepare(
         self, buckets: Sequence[Bucket], *, seconds_max: float, now_s: Callable[[], float]
     ) -> int:
-        """Capture ``buckets`` in this order, until they are done, there are as many as there may
-        be, or ``seconds_max`` are over; gives how many there are."""
+        """Capture ``buckets`` in this order until all are done, the limit is reached or
+        ``seconds_max`` have passed; returns how many graphs there are."""
         until_s = now_s() + seconds_max
         for bucket in buckets:
             if now_s() >= until_s or len(self._steps) >= self._count_max:
@@ -283,8 +290,8 @@ class StepGraphs:
         return len(self._steps)
 
     def _keep(self, bucket: Bucket) -> None:
-        """Capture ``bucket``, in the place of another when there are as many as there may be, if
-        there is memory for it."""
+        """Capture ``bucket`` if there is memory for it. At the limit, the least recently used graph
+        is dropped first."""
         self._missed.pop(bucket, None)
         if len(self._steps) >= self._count_max:
             if not self._steps:

@@ -1,11 +1,11 @@
-"""How the rows of a step attend: which by themselves, in what launches, and which by blocks.
+"""How the rows of a step attend: which by themselves, in which launches, and which in blocks.
 
     sequence with few rows    each row by itself: ``paged_attention``, its context in spans
     sequence with many        a block of rows at a time: ``paged_prefill``, K and V read once
 
-So a chunk among tokens of others is read as a chunk, and they as single tokens. Rows that go by
-themselves come first, the longest context first, so that a launch is a slice of all arrays and
-its first row says for how many spans it needs room.
+So in a mixed step prompt chunks are computed in blocks, and single tokens by themselves. The latter
+come first, the longest context first, so that a launch is a slice of all arrays and its first row
+determines how many spans it needs room for.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from pagemesh.kernels.ops import RaggedBatch
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 CHUNK_ROWS_MIN = 4
-"""Rows of a sequence from which it goes by blocks: below that their tiles would be mostly empty,
-and each row on its own keeps more of the device busy."""
+"""Rows from which a sequence is computed in blocks: with fewer, tiles would be mostly empty, and
+each row by itself keeps more of the device busy."""
 IDLE_SPANS_MAX = 4_096
-"""(row, span) pairs that a launch may have room for and no use: a program each, that ends at once.
-Below that one more launch costs more."""
+"""Unused (row, span) pairs that a launch may have room for. Each is a program that ends at once; up
+to this many cost less than another launch."""
 ALIGNED_ROWS = 4
-"""Launches begin at multiples of so many rows, which are 16 bytes of int32: kernels are compiled
-once for arrays that are so aligned, and again for those that are not."""
+"""Launches begin at multiples of this many rows, which are 16 bytes of int32: kernels are compiled
+separately for arrays that are aligned to 16 bytes and for those that are not."""
 SPANS_STEPS = 4 ** np.arange(16, dtype=np.int64)
-"""What a launch has room for: kernels are compiled, and graphs captured, for few such numbers."""
+"""Numbers of spans that a launch may have room for: few, since kernels are compiled, and graphs
+captured, for each of them."""
 NO_BLOCKS = np.empty((0, 2), np.int32)
 
 
@@ -51,9 +52,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """``order`` int64 [rows]: the rows of the batch in the order in which they are computed, None:
-    as they are. ``launches`` and ``blocks`` (int32 [n, 2], see ``paged_prefill.blocks``) are in
-    that order."""
+    """``order`` int64 [rows]: the rows of the batch in the order in which they are computed; None:
+    in the batch's order. ``launches`` and ``blocks`` (int32 [n, 2], see ``paged_prefill.blocks``)
+    refer to that order."""
 
     order: I64 | None
     launches: tuple[Launch, ...]
@@ -61,7 +62,7 @@ class StepRows:
 
     @property
     def alone_count(self) -> int:
-        """Rows that go by themselves."""
+        """Rows that attend by themselves."""
         return self.launches[-1].end if self.launches else 0
 
 
@@ -70,8 +71,8 @@ def split_rows(
 ) -> StepRows:
     """How the rows of ``batch``, which is on the host, attend.
 
-    ``span_tokens``: positions of a span; ``span_bytes``: what is kept of a row's span;
-    ``blocks_of``: the ``row_blocks`` of rows' starts by sequence."""
+    ``span_tokens``: positions of a span; ``span_bytes``: the partial result of one (row, span)
+    pair; ``blocks_of``: gives the ``row_blocks`` of sequences whose rows start there."""
     starts = batch.row_indptr.numpy().astype(np.int64)
     counts = np.diff(starts)
     is_chunk = counts >= CHUNK_ROWS_MIN
@@ -93,25 +94,25 @@ def split_rows(
 
 
 def _spans_needed(position: NDArray[np.integer], span_tokens: int) -> I64:
-    """int64 [rows]: what each row would have room for in a launch of its own."""
+    """int64 [rows]: the spans that a launch of each row alone would have room for."""
     return SPANS_STEPS[np.searchsorted(SPANS_STEPS * span_tokens, position + 1)]
 
 
 def _fits(launch: Launch, needed: int, span_bytes: int) -> bool:
-    """Whether one launch is right for rows that together need so many of its (row, span) pairs."""
+    """Whether one launch suits rows that together need ``needed`` of its (row, span) pairs."""
     few = launch.end - launch.first <= ALIGNED_ROWS
     return few or is_within_limits(launch, needed, span_bytes)
 
 
 def is_within_limits(launch: Launch, needed: int, span_bytes: int) -> bool:
-    """Whether a launch of whose (row, span) pairs ``needed`` have use takes no more memory, and
-    leaves no more without, than it may."""
+    """Whether a launch that uses ``needed`` of its (row, span) pairs is within the limits of memory
+    and of unused pairs."""
     is_small = launch.room * span_bytes <= STATES_BYTES_MAX
     return is_small and launch.room - needed <= IDLE_SPANS_MAX
 
 
 def _cut(needs: I64, span_bytes: int) -> tuple[Launch, ...]:
-    """Launches over rows that need so many spans each, falling."""
+    """Launches over rows that need ``needs`` spans each, in descending order."""
     sums = np.concatenate(([0], np.cumsum(needs)))
     launches, first = [], 0
     for row in range(ALIGNED_ROWS, len(needs), ALIGNED_ROWS):

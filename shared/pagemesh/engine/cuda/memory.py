@@ -1,11 +1,11 @@
-"""Device memory that several processes map: one allocation a pool, exported once.
+"""Device memory that several processes map: one allocation per pool, exported once.
 
     made by one process   cuMemCreate -> cuMemExportToShareableHandle -> a file descriptor
     mapped by each        (import) -> cuMemAddressReserve -> cuMemMap -> cuMemSetAccess
 
-The descriptor travels over a Unix socket. It holds the memory by itself: whoever keeps it open
-keeps the pages, also when the process that made them is gone, which is what a pool must
-outlive. (CUDA's older IPC handles free the memory with its maker, so they are not used.)
+The descriptor travels over a Unix socket and keeps the memory alive by itself: as long as any
+process holds it open, the pages outlive the process that made them, as a pool must. (With CUDA's
+older IPC handles the memory is freed with its maker, so they are not used.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DeviceMemory:
             self._undo = undo.pop_all()
         self._device = torch.device("cuda", device_index)
         region = _Region(self._address.value, size_bytes)
-        self.bytes = torch.as_tensor(region, device=self._device)  # elsewhere it would be a copy
+        self.bytes = torch.as_tensor(region, device=self._device)  # on another device: a copy
 
     @classmethod
     def make(cls, size_bytes: int, device_index: int) -> DeviceMemory:
@@ -64,7 +64,7 @@ class DeviceMemory:
             )  # fmt: skip
             made = cls(handle, size_bytes, device_index)
             made.bytes.zero_()
-            # Before another process may write.
+            # The zeros must be there before another process may write.
             torch.cuda.current_stream(made.bytes.device).synchronize()
         return made
 
@@ -92,7 +92,7 @@ class DeviceMemory:
         return descriptor.value
 
     def close(self) -> None:
-        """Unmap. The memory goes with the last map and the last descriptor."""
+        """Unmap. The memory is freed with the last mapping and the last descriptor."""
         with driver.WHOLE_DEVICE:
             torch.cuda.synchronize(self._device)
             self._undo.close()
@@ -110,7 +110,7 @@ class DeviceMemory:
 
 
 class _Region:
-    """What torch needs to see memory that is not its own."""
+    """Lets torch see memory that it did not allocate."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -119,9 +119,9 @@ class _Region:
 
 
 def enter_context(device_index: int) -> None:
-    """Have this thread's calls of the driver go to torch's context. Raises ``ConfigError`` without
-    a driver."""
-    driver.library()  # before torch looks for a device: says so in one line where there is none
+    """Make torch's context the one of this thread's driver calls. Raises ``ConfigError`` without a
+    driver."""
+    driver.library()  # before torch looks for a device: a one-line error if there is no driver
     torch.zeros(1, device=f"cuda:{device_index}")
 
 

@@ -62,8 +62,8 @@ def open_on_device(
     sequence_count_max: int = ROWS_MAX,
 ) -> Engine:
     """The model in ``folder`` on the first GPU that this process may use, for steps of at most
-    ``sequence_count_max`` sequences. Raises
-    ``ConfigError``, one sentence, like ``open_model`` and for a machine that has no such GPU."""
+    ``sequence_count_max`` sequences. Raises ``ConfigError``, one sentence, like ``open_model`` and
+    for a machine without a usable GPU."""
     device, maker = find_device(device_name)
     where = f"model {folder}"
     if not has_lean_path(folder):
@@ -140,8 +140,8 @@ def _load(
 
 
 def _compile(decoder: CudaDecoder, steps: GpuDevice, layout: PageLayout) -> None:
-    """Have kernels compiled before there is work. Raises ``ConfigError`` where what that takes is
-    missing."""
+    """Compile kernels before there is work. Raises ``ConfigError`` when something that this needs
+    is missing."""
     began_s = time.monotonic()
     memory = torch.zeros(2 * layout.page_bytes, dtype=torch.uint8, device=steps.device)
     pool = KvPool(layout, memory)
@@ -156,7 +156,7 @@ def _compile(decoder: CudaDecoder, steps: GpuDevice, layout: PageLayout) -> None
 
 
 def _digest(stored: bytes, compute_type: ComputeType) -> bytes:
-    """What names weights that are computed with as ``compute_type``: K and V differ with it."""
+    """The digest of weights that are computed with as ``compute_type``, on which K and V depend."""
     if compute_type == "float32":
         return stored
     return hashlib.sha256(stored + f"{compute_type} throughout, 1".encode()).digest()

@@ -1,6 +1,6 @@
 """A step's rows on the device, in one transfer.
 
-All integers of a step go through one array of int32, cut into sections:
+All integers of a step travel in one array of int32, divided into sections:
 
     slots       2 * rows      int64, as two words each
     tokens      rows
@@ -9,15 +9,16 @@ All integers of a step go through one array of int32, cut into sections:
     indptr      sequences + 1 where each sequence's page table starts
     blocks      4 * blocks    see ``paged_prefill.blocks``; none where a step only decodes
     wanted      wanted        rows whose hidden states are asked for
-    tables      pages         page tables, joined
+    tables      pages         page tables, concatenated
 
 Each section begins at a multiple of 16 bytes: Triton compiles a kernel anew for every combination
-of arguments that do and do not, and a combination that comes up first in the middle of an answer
-would take it seconds. Page tables are last, so that no other place depends on how many there are.
+of arguments that are so aligned and arguments that are not, and a combination that first occurs in
+the middle of an answer would delay it by seconds. Page tables are last, so that no other section's
+place depends on their length.
 
-A captured graph reads fixed addresses, so its sections have the size of its bucket: rows
-beyond the real ones, of those by themselves and of those of prompts, are padding (position and slot
--1), which kernels skip.
+A captured graph reads fixed addresses, so its sections have the size of its bucket. Rows beyond the
+real ones are padding (position and slot -1), which kernels skip: some after the rows that attend by
+themselves, some after those of prompts.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class RowsShape:
 
     @property
     def words(self) -> int:
-        """int32 words of all sections, and of what is between them."""
+        """int32 words of all sections and the gaps between them."""
         _, start, size = self.sections()[-1]
         return start + size
 
     def sections(self) -> tuple[tuple[str, int, int], ...]:
-        """Each section, where it begins, and its words, in order."""
+        """Name, start and size of each section in order, the latter two in words."""
         sizes = (
             ("slots", 2 * self.rows),
             ("tokens", self.rows),
@@ -75,7 +76,7 @@ class RowsShape:
 
 @dataclass(frozen=True, slots=True)
 class AloneRows:
-    """Rows of one launch, each by itself: the ``part`` of all rows, its ``batch``, and the
+    """Rows of one launch, each by itself: their ``part`` of all rows, their ``batch``, and how many
     ``spans`` there is room for."""
 
     part: slice
@@ -85,8 +86,8 @@ class AloneRows:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """The sections as tensors on the device; ``batch`` is for kernels only (its ``row_indptr``
-    is the table's, which none of them reads). Rows that are in no part of ``alone`` are in
+    """The sections as tensors on the device. ``batch`` is for kernels only: its ``row_indptr`` is a
+    copy of ``table_indptr``, since no kernel reads it. Rows that are in no part of ``alone`` are in
     ``blocks``."""
 
     tokens: torch.Tensor
@@ -111,8 +112,8 @@ def pack(
     prompts_from: int | None = None,
 ) -> I32:
     """int32 ``[shape.words]``, on the host. ``tokens``: int64 [rows]; ``wanted``: int64 [n], rows
-    of the batch; ``prompts_from``: the row of the step at which those of prompts begin, behind
-    those by themselves and padding; None: right behind them.
+    of the batch; ``prompts_from``: the row at which those of prompts begin, after those that attend
+    by themselves and their padding; None: without padding between them.
 
     Raises ``ValueError`` when the step does not fit into ``shape``.
     """
@@ -153,8 +154,8 @@ def pack(
 
 
 def fill(out: I32 | I64, values: NDArray[np.integer], rest: int, what: str) -> None:
-    """Put ``values`` at the beginning of ``out``, then ``rest``. Raises ``ValueError`` when they
-    are more than there is room for."""
+    """Put ``values`` at the beginning of ``out`` and fill the remainder with ``rest``. Raises
+    ``ValueError`` when ``values`` do not fit."""
     if len(values) > len(out):
         raise ValueError(f"{len(values)} {what} in a step with room for {len(out)}")
     out[: len(values)] = values
@@ -162,8 +163,8 @@ def fill(out: I32 | I64, values: NDArray[np.integer], rest: int, what: str) -> N
 
 
 def unpack(shape: RowsShape, words: torch.Tensor, launches: Sequence[Launch]) -> DeviceRows:
-    """Views of ``words``, int32 ``[shape.words]``, by section; rows by themselves as ``launches``
-    say."""
+    """Views of ``words``, int32 ``[shape.words]``, by section; ``launches`` are those of the rows
+    that attend by themselves."""
     part = {name: words[start : start + size] for name, start, size in shape.sections()}
     batch = RaggedBatch(
         tables=part["tables"],

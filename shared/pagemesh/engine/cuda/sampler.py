@@ -1,10 +1,10 @@
-"""``engine.sampler`` on a device: logits stay where they are, drawn ids come back in one transfer.
+"""``engine.sampler`` on a device: logits stay there, and drawn ids come back in one transfer.
 
-The order of treatment and what the parameters mean are those of ``engine.sampler``; every
-operation here is over a whole block of rows. Two things are left to the host, which gets the
-logits of those rows alone: candidates of beam searches, and rows that report log-probabilities.
-Sums are taken in an order of the device's own, so a uniform within rounding of a border may
-fall to the other side of it.
+The order of operations and the meaning of parameters are those of ``engine.sampler``; every
+operation here covers a whole block of rows. Two things are left to the host, which gets the logits
+of only those rows: candidates of beam searches, and rows that report log-probabilities. Sums are
+taken in the device's own order, so a uniform within rounding of a boundary between two tokens may
+fall on the other side of it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tup
         at = _on(logits, np.array(part))
         work = logits[at if places is None else places[at]]
         tokens[at], sound[at] = _draw_block(work, own)
-    # A token that is not sound comes back below 0: one transfer, the one that waits, for both.
+    # An unsound token comes back negative: one transfer, which waits for the device, for both.
     back = torch.where(sound, tokens, ~tokens).tolist()
     return tuple(
         Drawn(sample.key, max(token, ~token), poisoned=token < 0)
@@ -79,7 +79,7 @@ def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tup
 
 
 def _draw_block(work: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """int64 [samples], and bool [samples]: is the highest logit a finite number? ``work``:
+    """Tokens, int64 [samples], and whether the highest logit is finite, bool [samples]. ``work``:
     float32 [samples, vocab], overwritten."""
     _edit(work, samples)
     tokens = work.argmax(-1)
@@ -97,8 +97,8 @@ def _draw_block(work: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, Tensor
 
 
 def _draw_random(work: Tensor, top: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """int64 [samples]. ``work``: float32 [samples, vocab], overwritten by weights: each token's
-    probability divided by the row's highest; ``top`` [samples, 1]: its highest logit."""
+    """int64 [samples]. ``work``: float32 [samples, vocab], overwritten with weights: each token's
+    probability divided by the row's highest; ``top`` [samples, 1]: each row's highest logit."""
     values = [sample.sampling for sample in samples]
     vocab = work.shape[1]
     numbers = np.array(
@@ -127,8 +127,8 @@ def _draw_random(work: Tensor, top: Tensor, samples: Sequence[Sample]) -> Tensor
 
 
 def _limit(weights: Tensor, min_p: Tensor, top_p: Tensor, top_k: Tensor) -> None:
-    """Zero what min_p, top_k and top_p ([rows, 1] each) leave out; the lowest ids stay among
-    equals. The highest weight of a row is 1."""
+    """Zero the weights that min_p, top_k and top_p ([rows, 1] each) exclude; among equals the
+    lowest ids stay. The highest weight of a row is 1."""
     falling, ids = weights.sort(dim=-1, descending=True, stable=True)
     kept = falling >= min_p.float()
     kept &= torch.arange(weights.shape[1], device=weights.device) < top_k
@@ -139,7 +139,7 @@ def _limit(weights: Tensor, min_p: Tensor, top_p: Tensor, top_k: Tensor) -> None
 
 
 def _edit(work: Tensor, samples: Sequence[Sample]) -> None:
-    """Apply masks, biases and penalties, of all rows at once, in place."""
+    """Apply masks, biases and penalties to all rows at once, in place."""
     edited = [(row, sample) for row, sample in enumerate(samples) if is_edited(sample)]
     if not edited:
         return
@@ -193,7 +193,8 @@ class _Entries:
     def on(
         self, work: Tensor, vocab: int
     ) -> Iterator[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        """Once, unless there are none: places in ``work``, and the numbers, on its device."""
+        """Yields once, or never if there are no pairs: indices into ``work``, and the numbers, on
+        its device."""
         if not self._pairs:
             return
         pairs, numbers = np.concatenate(self._pairs, 1), np.concatenate(self._numbers, 1)

@@ -1,6 +1,6 @@
-"""What Triton needs of a machine to run kernels on its GPU, beside a driver.
+"""What Triton needs, besides a driver, to run kernels on a machine's GPU.
 
-Nothing of it is needed to install Triton, so the first kernel would be the first to tell."""
+None of it is needed to install Triton, so otherwise the first kernel would be the first to fail."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pagemesh.wire.errors import ConfigError
 
 
 def check_toolchain() -> str:
-    """What there is, for people. Triton builds its launchers with a C compiler and Python's
-    headers, and keeps them and its kernels in a folder. Raises ``ConfigError``, one sentence."""
+    """What was found, as text for people. Triton builds its launchers with a C compiler and
+    Python's headers, and keeps them and its kernels in a folder. Raises ``ConfigError``, one
+    sentence."""
     compiler = os.environ.get("CC") or "gcc"
     found = shutil.which(compiler) or (None if "CC" in os.environ else shutil.which("clang"))
     if found is None:
@@ -43,7 +44,7 @@ def check_toolchain() -> str:
 
 
 def cache_folder() -> Path:
-    """Where Triton keeps what it compiled, as it decides itself."""
+    """Where Triton keeps compiled kernels, by its own rules."""
     if named := os.environ.get("TRITON_CACHE_DIR"):
         return Path(named).absolute()
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")

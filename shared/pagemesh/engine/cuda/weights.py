@@ -56,8 +56,8 @@ def load_device_weights(
     dtype: torch.dtype,
     progress: Progress = silent,
 ) -> DeviceWeights:
-    """Every tensor of ``config``'s decoder from ``checkpoint`` (an open one), tensor by tensor,
-    so that no more than one is in host memory twice.
+    """Load every tensor of ``config``'s decoder from ``checkpoint`` (an open one), one by one, so
+    that no more than one is in host memory twice.
 
     Raises ``ConfigError`` when a tensor is missing or broken.
     """
