@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 WINDOW_TOKENS_MAX = 2**63 - 1
-"""The window that is none: a row sees every position up to its own."""
+"""No window: a row sees every position up to its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Rows of several sequences, one after the other. All tensors are int on the CPU.
 
-    ``tables``        int32 [pages]          page tables, joined
-    ``table_indptr``  int32 [sequences + 1]  where each sequence's page table starts in it
+    ``tables``        int32 [pages]          page tables, concatenated
+    ``table_indptr``  int32 [sequences + 1]  where each sequence's page table starts in them
     ``row_indptr``    int32 [sequences + 1]  where each sequence's rows start
     ``row_sequence``  int32 [rows]           index of the row's sequence
     ``row_position``  int32 [rows]           position of the row's token, ascending in a sequence

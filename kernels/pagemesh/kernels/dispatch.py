@@ -4,8 +4,8 @@
 missing native library is an error at start-up, never a silent change of backend: results would
 differ in their last bits between workers.
 
-That is the CPU. On a GPU there is one backend, Triton, and nothing to choose: each operation's
-``triton`` module is called by the engine there (``engine.cuda``).
+This is about the CPU. On a GPU there is only one backend, Triton: the engine there
+(``engine.cuda``) calls each operation's ``triton`` module itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BINDING_VARIABLES = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
 class Backend(enum.Enum):
-    """Who computes."""
+    """What computes on a CPU."""
 
     NATIVE = "native"
     REFERENCE = "reference"
@@ -63,9 +63,9 @@ def threads() -> int:
 
 
 def use_threads(count: int) -> None:
-    """Let what this thread computes from now on use ``count`` threads. When they are as many as
-    the cores of this process, each has a core of its own. Those that the user has bound stay
-    where the OpenMP runtime puts them."""
+    """Use ``count`` threads for what this thread computes from now on. If this process has just as
+    many cores, each thread is bound to one of its own, unless the user has told the OpenMP runtime
+    how to bind them."""
     torch.set_num_threads(count)
     if is_native() and not any(map(os.environ.get, BINDING_VARIABLES)):
         cores = sorted(os.sched_getaffinity(os.getpid())) if sys.platform == "linux" else []
@@ -125,8 +125,8 @@ def check_heads(
 def rows_out(
     out: torch.Tensor | None, rows: int, width: int, *, like: torch.Tensor
 ) -> torch.Tensor:
-    """Where ``rows`` rows of float32 ``[rows, width]`` go: ``out`` when it is given and fits,
-    else new memory. ``like``: a float32 tensor on the CPU. Raises ``ValueError``."""
+    """Where float32 ``[rows, width]`` results go: ``out`` if it is given, else new memory.
+    ``like``: a float32 tensor on the CPU. Raises ``ValueError`` when ``out`` does not fit."""
     if out is None:
         return like.new_empty((rows, width))
     rows_float32(out, "out", width)

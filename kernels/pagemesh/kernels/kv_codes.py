@@ -1,11 +1,11 @@
-"""What K and V are kept as in a pool, in plain torch: codes, and for some dtypes scales.
+"""How K and V are encoded in a pool, in plain torch: as codes, and for some dtypes scales.
 
-float32, float16, bfloat16   the values, rounded to nearest, ties to even; too large: infinite
+float32, float16, bfloat16   the values, rounded to nearest, ties to even; infinite if too large
 int8, e4m3                   value = code * scale, one scale for the last dimension:
                              scale = largest magnitude / ``CODE_MAX``, then rounded likewise
 
-Symmetric: zero is always zero. Where something is infinite or not a number, the scale is not a
-number and the codes are 0, so that it shows instead of being clipped.
+Symmetric: zero is always zero. If a value is infinite or NaN, the scale is NaN and the codes are 0,
+so that it shows instead of being clipped.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ def encode(rows: torch.Tensor, dtype: KvDtype) -> tuple[torch.Tensor, torch.Tens
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """The float32 values of what ``encode`` gave."""
+    """The float32 values of what ``encode`` returned."""
     values = codes.float()
     return values if scales is None else values * scales.unsqueeze(-1)

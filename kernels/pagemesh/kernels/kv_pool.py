@@ -14,14 +14,14 @@ from pagemesh.kernels.native.library import PagesStruct
 
 
 class KvPool:
-    """Pages of one layout over memory that somebody else owns (a mapped pool file, usually).
+    """Pages of one layout over memory that the pool does not own (usually a mapped pool file).
 
     ``memory``: uint8 ``[page_count * page_bytes]``, writable; it is kept alive by the views.
     Kernels mutate it in place. Raises ``ValueError`` when its size is not whole pages.
     """
 
     def __init__(self, layout: PageLayout, memory: NDArray[np.uint8] | torch.Tensor) -> None:
-        """``memory`` may be a tensor on a device; the native library takes a CPU's alone."""
+        """``memory`` may be a tensor on a device; the native library only takes host memory."""
         if isinstance(memory, np.ndarray):
             if not memory.flags.writeable:
                 raise ValueError("a pool takes writable memory")
@@ -44,7 +44,7 @@ class KvPool:
         """One C view per layer, to pass to the native library."""
         pointers = [ctypes.addressof(struct) for struct in self._structs]
         self.layer_pointers = (ctypes.c_void_p * layout.layers)(*pointers)
-        """All of them, for an operation that goes through the layers."""
+        """Pointers to all of them, for operations that go through all layers."""
 
     @classmethod
     def allocate(cls, layout: PageLayout, page_count: int) -> KvPool:

@@ -1,4 +1,4 @@
-"""What lies where in a page: defined once, here.
+"""The layout of a page: defined once, here.
 
 A page is one contiguous record of ``page_size`` slots for every layer of its group:
 
@@ -9,12 +9,12 @@ so one page is one transfer, one checksum and one disk record, a head's K and V 
 bytes, and the scores of sixteen slots are one vector. The alternatives were measured in
 ``ops/adr/0001-page-layout.md``.
 
-``int8`` and ``e4m3`` keep codes and, behind a head's codes of K and behind those of V, one float32
-scale a slot: value = code * scale (``kv_codes``). The scales start on a multiple of 4 bytes:
+``int8`` and ``e4m3`` pages hold codes and, after a head's codes of K and after those of V, one
+float32 scale per slot: value = code * scale (``kv_codes``). Scales start on a multiple of 4 bytes:
 
     K of a head: [head_dim][slot] codes, padding, [slot] scales      V of a head: likewise
 
-All offsets and strides are in elements, whatever the dtype, but ``scale_offset_bytes``.
+All offsets and strides except ``scale_offset_bytes`` are in elements, whatever the dtype.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PageLayout:
 
     @property
     def is_scaled(self) -> bool:
-        """Does every slot and head have a scale for K and one for V?"""
+        """Whether every slot and head has a scale for K and one for V."""
         return self.dtype in SCALED_DTYPES
 
     @property

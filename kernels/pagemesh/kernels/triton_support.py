@@ -1,10 +1,10 @@
-"""What the Triton backends share: how a page looks from a kernel, and checks of their launches.
+"""What the Triton backends share: how a kernel sees a page, and checks of launch arguments.
 
-Only modules named ``triton`` import this one, and they are imported when a tensor on a GPU (or,
-for the interpreter, a test) first asks for them: Triton is no requirement on a CPU.
+Only modules named ``triton`` import this one, and those are imported only once a GPU (or, with the
+interpreter, a test) needs them: on a CPU Triton is not required.
 
 The interpreter (``TRITON_INTERPRET=1``, tensors on a CPU) computes bfloat16 wrongly, so there
-every value becomes float32 right after it is loaded, and products are taken in float32.
+every value becomes float32 right after it is loaded, and products are computed in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.layout import PageLayout
 
 ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What activations may be."""
+"""Types that activations may have."""
 DOT_SIDE_MIN = 16
 """The smallest side of a tile that a matrix instruction takes."""
 _TRITON_TYPES = {
@@ -48,7 +48,7 @@ class PageShape:
     head_stride: int
     value_offset: int
     scale_offset: int
-    """Elements (bytes) from codes of K, or of V, to their float32 scales, one a slot."""
+    """Elements (bytes) from codes of K, or of V, to their float32 scales, one per slot."""
     kind: str
     """``float``; or ``int8``, ``e4m3`` (by integer arithmetic) or ``e4m3_native`` (by the
     instructions of sm_89 and later) for codes with scales."""
@@ -78,16 +78,16 @@ def _page_shape(layout: PageLayout, native: bool) -> PageShape:
 
 
 def has_e4m3() -> bool:
-    """Whether the device that kernels run on converts e4m3 by itself."""
+    """Whether the device that kernels run on has instructions that convert e4m3."""
     return _architecture() >= 89
 
 
 def has_wide_products() -> bool:
-    """Whether four warps of the device together take a product from shared memory."""
+    """Whether four warps of the device can together compute a product from shared memory."""
     return _architecture() == 90
 
 
-@functools.cache  # asked for at every launch, and the answer is far
+@functools.cache  # asked for at every launch, and slow to look up
 def _architecture() -> int:
     """90 for sm_90; 0 in the interpreter."""
     return 0 if is_interpreted() else triton.runtime.driver.active.get_current_target().arch
@@ -95,14 +95,14 @@ def _architecture() -> int:
 
 def elements_to_read(pool: KvPool, layer: int) -> torch.Tensor:
     """The pool's elements from the first of ``layer`` in page 0 on, one dimension; e4m3 as
-    bytes where the device does not know it."""
+    bytes where the device has no instructions for it."""
     elements = pool.keys(layer).as_strided((1,), (1,))
     return elements if has_e4m3() else _without_e4m3(elements)
 
 
 def elements_to_write(pool: KvPool, layer: int) -> torch.Tensor:
-    """Like ``elements_to_read``, but e4m3 always as bytes: kernels round to it themselves, the
-    same everywhere."""
+    """Like ``elements_to_read``, but e4m3 always as bytes: kernels round to it themselves, so that
+    it is the same everywhere."""
     return _without_e4m3(pool.keys(layer).as_strided((1,), (1,)))
 
 
@@ -117,7 +117,7 @@ def is_interpreted() -> bool:
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """What a product of ``dtype`` elements is taken in."""
+    """The type in which products of ``dtype`` elements are computed."""
     return tl.float32 if is_interpreted() else _TRITON_TYPES[dtype]
 
 

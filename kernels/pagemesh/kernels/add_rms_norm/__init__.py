@@ -1,14 +1,14 @@
-"""``add_rms_norm``: a residual stream takes an addend, and its norm is what comes next.
+"""``add_rms_norm``: adds to a residual stream, and normalises the sum.
 
     stream[r] += addend[r]
     out[r] = stream[r] / sqrt(mean(stream[r] ** 2) + epsilon) * weight
 
-stream  float [rows, width], rows contiguous; MUTATED; what is normalised is the sum before it is
-        rounded to the stream's type
+stream  float [rows, width], rows contiguous; MUTATED; the sum is normalised before it is rounded
+        to the stream's type
 addend  float [rows, width], rows contiguous
 weight  float [width], contiguous
 out     float [rows, width]; written, returned
 
-One pass over memory instead of two, and one launch. On a GPU; a CPU adds and normalises by
-``torch`` and ``rms_norm``.
+One pass over memory instead of two, and one launch. For a GPU only: on a CPU ``torch`` adds, and
+``rms_norm`` normalises.
 """

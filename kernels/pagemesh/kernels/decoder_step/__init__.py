@@ -9,10 +9,10 @@ pool     ``KvPool``; the slots of all T rows are MUTATED in every layer
 hidden   float32 [n, hidden], after the last norm; written, returned
 logits   float32 [n, vocab]; written, returned; None when not asked for
 
-What it computes, operation by operation, is written down in ``pagemesh.engine.forward``, and
-both agree to the last bit; a row's bits are the same in any company where ``row_invariant`` says
-so. There is one region of threads for all of it, so that nothing is paid between operations and
-weights can be fetched across them. Native alone: the reference is that forward pass.
+What it computes, operation by operation, is defined in ``pagemesh.engine.forward``, and both agree
+to the last bit. With ``row_invariant`` a row's bits do not depend on the other rows. One parallel
+region covers the whole pass, so that threads are not started anew between operations and weights
+can be prefetched across them. There is only a native one: the reference is that forward pass.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class DecoderPlan:
     norm_epsilon: float
     attention_scale: float
     row_invariant: bool = False
-    """Whether a row's bits are the same in any company; see ``kernels.linear``."""
+    """Whether a row's bits must not depend on the other rows; see ``kernels.linear``."""
 
 
 class DecoderStep:
@@ -130,12 +130,12 @@ class DecoderStep:
 
         ``phase_us``: float64 [3], to which the microseconds in matrix products, attention and
         other row operations are added. Raises ``ValueError`` on a wrong shape, ``IndexError``
-        for a token, position, slot or page that is not there; nothing is written then.
+        for a token, position, slot or page out of range; nothing is written then.
         """
-        # Not the pool itself, which would keep its memory mapped.
+        # Not the pool itself: a reference to it would keep its memory mapped.
         thread_count = threads()
         inputs = (tokens, batch, wanted, pool.layer_pointers, logits, thread_count)
-        # A batch that goes on is the same objects with other numbers in them.
+        # A batch that continues is made of the same objects with other numbers in them.
         if not all(map(operator.is_, inputs, self._inputs)):
             self._prepare(
                 tokens, batch, wanted, pool, logits=logits, thread_count=thread_count,
@@ -153,8 +153,8 @@ class DecoderStep:
     def run(
         self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, terms: RunTerms
     ) -> RunDone:
-        """Steps that follow one another, see ``decoder_step.run``. Row i is a token of sequence i,
-        and wanted. Raises like a step."""
+        """Several successive steps, see ``decoder_step.run``. Row i is a token of sequence i, and
+        wanted. Raises like a step."""
         rows, thread_count = batch.rows, threads()
         if not rows == batch.sequences == len(wanted):
             raise ValueError(f"a run takes one wanted token a sequence, got {rows} tokens")
@@ -189,8 +189,8 @@ class DecoderStep:
         thread_count: int,
         rows_max: int,
     ) -> None:
-        """``rows_max``: those of a step, of which there may be more than in ``batch``."""
-        self._inputs = _NONE  # where this fails, what was prepared before may be gone
+        """``rows_max``: the most rows of a step, which may have more than ``batch``."""
+        self._inputs = _NONE  # if this fails, what was prepared before may be gone
         self._check(tokens, batch, wanted, pool)
         self._rows = RowsStruct(
             tokens.data_ptr(), batch.slots.data_ptr(), batch.row_sequence.data_ptr(),
@@ -221,11 +221,12 @@ class DecoderStep:
             )
 
     def _reserve(self, rows: int, thread_count: int) -> int:
-        """The address of a workspace for so many rows; with as many threads it never shrinks."""
+        """The address of a workspace for ``rows`` rows; it only shrinks when the number of threads
+        changes."""
         if rows > self._workspace_of[0] or thread_count != self._workspace_of[1]:
             size = native().pm_decoder_workspace(self._decoder, rows, thread_count)
             self._workspace = torch.empty(size + 16)
-            self._workspace_of = (rows, thread_count)  # now that it is there
+            self._workspace_of = (rows, thread_count)  # only once it is allocated
         address = self._workspace.data_ptr()
         return address + -address % 64
 

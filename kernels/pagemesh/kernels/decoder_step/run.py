@@ -1,17 +1,17 @@
-"""``DecoderStep.run``: steps of one token a row that follow one another in one native call.
+"""``DecoderStep.run``: successive steps of one token per row in one native call.
 
-Each step is that of ``decoder_step``, and what a row draws from its logits is its next token: the
-first of the highest, or by ``softmax_draw``. Between two steps nothing of Python runs: on a model
-that streams its weights the interpreter would find its caches empty each time.
+Each step is a ``decoder_step``, and the token that a row draws from its logits is its next input:
+the first of the highest, or one drawn by ``softmax_draw``. No Python runs between two steps: with a
+model that streams its weights, the interpreter would find the CPU's caches cold each time.
 
-With ``Drafts`` a step also computes what each sequence is likely to draw next, guessed from what
-its last tokens were followed by before (speculative decoding by prompt lookup), and keeps as many
-of these as were then drawn. The bits are the same: operations are row-invariant where they are
-without drafts, and the uniform of a token is its own.
+With ``Drafts`` a step also computes the tokens that each sequence is likely to draw next, guessed
+from what followed its last tokens before (speculative decoding by prompt lookup), and keeps those
+that are then drawn. Results are the same, bit for bit: operations are row-invariant wherever they
+are without drafts, and each token has a uniform of its own.
 
-A run ends where somebody has to decide: after ``token_count`` tokens of a sequence or ``for_us``,
+A run ends when a decision is needed: after ``token_count`` tokens of a sequence or ``for_us``,
 when ``end`` or a word of ``waiting`` is not 0, when a lease no longer stands, when a row drew one
-of its stops, has no slot for another token or logits that are no numbers.
+of its stops, has no slot for another token, or has logits that are not finite.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ U32 = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """How rows are drawn that have a temperature. ``temperatures``: float32 [rows], each a normal
-    number, or 0 for the first of the highest; ``uniforms``: float64 [steps, rows], in [0, 1); the
-    limits are those of ``softmax_draw``, [rows] each, or all None."""
+    """How rows with a temperature are drawn. ``temperatures``: float32 [rows], each a normal (not
+    subnormal) number, or 0 to draw the first of the highest; ``uniforms``: float64 [steps, rows],
+    in [0, 1); the limits are those of ``softmax_draw``, [rows] each, or all None."""
 
     temperatures: F32
     uniforms: F64
@@ -54,31 +54,31 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What may be guessed. ``histories``: uint32, of each row, all of its tokens or the last of
-    them, that of the batch included; ``chances``: float32 [rows, CHANCES], how likely a guess is
-    right as far as was seen, 0 at first: MUTATED."""
+    """What drafts are guessed from, and how many. ``histories``: uint32, for each row all of its
+    tokens or the latest of them, the one in the batch included; ``chances``: float32 [rows,
+    CHANCES], estimates of how likely a guess is right, 0 at first: MUTATED."""
 
     histories: Sequence[U32]
     chances: F32
     each_max: int
-    """Of a sequence in a step."""
+    """Drafts of a sequence in a step."""
     rows_max: int
-    """Of a step, drafts included. With as many sequences there are none."""
+    """Rows of a step, drafts included. With that many sequences there are no drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """How long a run goes on. ``heat``: None draws the first of the highest."""
+    """How a run draws and when it ends. ``heat``: None draws the first of the highest."""
 
     token_count: int
-    """Drawn for each sequence, at most."""
+    """The most tokens drawn for each sequence."""
     leases: LeaseWatch
-    """Of the rows, in order."""
+    """Watches the leases of the rows, in order."""
     stops: Sequence[Sequence[int]]
-    """Tokens after which a row has to be looked at, by row."""
+    """By row, tokens that end the run when the row draws them."""
     heat: Heat | None = None
     for_us: float = 0.0
-    """No step is begun after so long."""
+    """No further step is begun after this many microseconds."""
     end: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(1, np.uint32))
     waiting: Sequence[int] = ()
     """Addresses of 64-bit words."""
@@ -86,9 +86,10 @@ class RunTerms:
 
 
 class RunDone(NamedTuple):
-    """``drawn``: int64 [rows, tokens], of row i the first ``counts[i]``: a token of each step and
-    the drafts that were right; the last is -1 where the logits were no numbers. ``drafted``:
-    drafts of each row, right or wrong. Both int64 [rows]; ``took_us``: float64 [steps]."""
+    """``drawn``: int64 [rows, tokens], of which row i has the first ``counts[i]``: a token of each
+    step and the drafts that were right; the last is -1 if its logits were not finite. ``drafted``:
+    drafts of each row, right or wrong. ``counts`` and ``drafted`` are int64 [rows], ``took_us`` is
+    float64 [steps]."""
 
     drawn: I64
     counts: I64
@@ -123,7 +124,8 @@ class NativeRun:
         self._drafts = None if terms.drafts is None else self._drafted_from(terms.drafts, count)
 
     def struct(self, decoder: int, pages: int, batch: int, outputs: Sequence[int]) -> RunStruct:
-        """All of them addresses; ``outputs``: workspace, hidden, logits, for ``rows_max`` rows."""
+        """The struct for the native call. All arguments are addresses; ``outputs``: workspace,
+        hidden, logits, for ``rows_max`` rows."""
         terms = self._terms
         return RunStruct(
             decoder, pages, batch, *outputs,
@@ -171,7 +173,7 @@ class NativeRun:
 
 
 def rows_max(terms: RunTerms, sequences: int) -> int:
-    """Rows that a step may have."""
+    """The most rows that a step may have."""
     return max(sequences, terms.drafts.rows_max) if terms.drafts else sequences
 
 

@@ -1,17 +1,17 @@
-"""``edit_rows``: masks, biases and penalties of rows, in place; ``restore_rows``: back.
+"""``edit_rows`` applies masks, biases and penalties to rows, in place; ``restore_rows`` undoes it.
 
     x[j] = minus infinity                                          j in masked
     x[j] = x[j] + bias[j]                                          j in bias
     x[j] = x[j] / repetition if x[j] > 0 else x[j] * repetition    j in repeated
     x[j] = (x[j] - frequency * counts[j]) - presence               j in counted
 
-one after the other, each result rounded to float32; x is a row, edits[i] those of row rows[i].
+in this order, each result rounded to float32. Above, x is one row; edits[i] apply to row rows[i].
 
-x      float32 [n, width], rows contiguous; written to where edits say
-rows   int64 [count], contiguous, none twice
+x      float32 [n, width], rows contiguous; MUTATED where edits say
+rows   int64 [count], contiguous, distinct
 
-Masked and biased columns that a row has not are left out. What an edit costs is the columns in it,
-whatever the width; those of ``ColumnCounts`` are kept from one step to the next.
+Masked and biased columns beyond the width are ignored. The cost of an edit depends on the number of
+its columns, not on the width; those of ``ColumnCounts`` are kept from one step to the next.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ColumnCounts", "RowEdits", "Saved", "edit_rows", "restore_rows"]
 
 
 class RowEdits:
-    """What is done to one row; not to be changed between ``edit_rows`` and ``restore_rows``."""
+    """The edits of one row; not to be changed between ``edit_rows`` and ``restore_rows``."""
 
     __slots__ = (
         "_struct", "address", "biased", "biases", "counted", "frequency", "masked", "masks",
@@ -51,12 +51,12 @@ class RowEdits:
     ) -> None:
         self.masked: I64 = np.fromiter(masked, np.int64)
         self.masks = True
-        """Whether ``masked`` are; may change."""
+        """Whether columns ``masked`` are masked; may change from one step to the next."""
         self.biased: I64 = np.fromiter(bias or (), np.int64)
         self.biases: F32 = np.fromiter((bias or {}).values(), np.float32)
         self.repetition, self.frequency, self.presence = repetition, frequency, presence
         self.repeated = ColumnCounts()
-        """Of which nothing counts but which columns there are."""
+        """Only which columns it has matters, not how often each occurs."""
         self.counted = ColumnCounts()
         self._struct = EditsStruct(
             masked=self.masked.ctypes.data,
@@ -70,7 +70,7 @@ class RowEdits:
         self.address = ctypes.addressof(self._struct)
 
     def prepare(self) -> int:
-        """Have the native library see what is to be done now; how many columns are in it."""
+        """Update the struct that the native library reads; returns how many columns are edited."""
         own, repeated, counted = self._struct, self.repeated, self.counted
         own.masked_count = masks = len(self.masked) if self.masks else 0
         own.repeated, own.repeated_count = repeated.columns_at, repeated.size
@@ -85,13 +85,13 @@ class Saved(NamedTuple):
     rows: torch.Tensor
     edits: Sequence[RowEdits]
     table: I64
-    """Where each row's edits are, and then from where on its values: [count], [count + 1]."""
+    """The address of each row's edits, [count], then where its values start, [count + 1]."""
     values: torch.Tensor
 
 
 def edit_rows(x: torch.Tensor, rows: torch.Tensor, edits: Sequence[RowEdits]) -> Saved:
     """See the module. Raises ``ValueError`` on a wrong shape or dtype or when a row comes twice,
-    ``IndexError`` for a row, or a repeated or counted column, that ``x`` has not; nothing was
+    ``IndexError`` for a row, or a repeated or counted column, that ``x`` does not have; nothing is
     changed then."""
     width, count = x.shape[-1], len(edits)
     rows_float32(x, "x", width)
@@ -120,7 +120,7 @@ def edit_rows(x: torch.Tensor, rows: torch.Tensor, edits: Sequence[RowEdits]) ->
 
 
 def restore_rows(x: torch.Tensor, saved: Saved) -> None:
-    """Make ``x``, which ``edit_rows`` changed, what it was, to the last bit."""
+    """Restore ``x`` to what it was before ``edit_rows``, to the last bit."""
     if not is_native():
         x[saved.rows] = saved.values
         return

@@ -1,4 +1,4 @@
-"""The different columns of a list that grows, and how often each is in it."""
+"""The distinct columns of a growing list, and how often each occurs in it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ROOM = 64
 
 
 class ColumnCounts:
-    """``columns`` uint32 [size], none twice, in any order; ``counts`` float32 [size]. One more
-    column costs the same however many there are."""
+    """``columns`` uint32 [size], distinct, in any order; ``counts`` float32 [size]. Adding a column
+    costs the same however many there are."""
 
     __slots__ = ("_columns", "_counts", "_places", "columns_at", "counts_at", "end", "size")
 
@@ -34,7 +34,7 @@ class ColumnCounts:
         return self._counts[: self.size]
 
     def count_anew(self, columns: U32) -> None:
-        """Begin with this list."""
+        """Start over with this list."""
         own, counts = np.unique(columns, return_counts=True)
         self.size = len(own)
         self._make_room(2 * self.size + _ROOM)
@@ -43,7 +43,7 @@ class ColumnCounts:
         self.end = int(own[-1]) + 1 if self.size else 0
 
     def add(self, column: int) -> None:
-        """One more of the list."""
+        """Append ``column`` to the list."""
         place = self._places.get(column)
         if place is not None:
             self._counts[place] += np.float32(1.0)
@@ -61,5 +61,5 @@ class ColumnCounts:
         self._columns: U32 = np.empty(room, np.uint32)
         self._counts: F32 = np.empty(room, np.float32)
         self.columns_at: int = self._columns.ctypes.data
-        """Where the library reads them."""
+        """The address from which the native library reads the columns."""
         self.counts_at: int = self._counts.ctypes.data

@@ -4,9 +4,9 @@ k, v   float32 [rows, kv_heads, head_dim]; a row's heads contiguous, any row str
 pool   ``KvPool``; its slots ``slots`` of ``layer`` are MUTATED
 slots  int64 [rows]: page * page_size + slot, no slot twice
 
-In the layout's dtype: float16, bfloat16, int8 and e4m3 round to nearest, ties to even, the last
-two after division by a scale a row and head (``kv_codes``). Every level of the native library
-and the reference write the same bytes.
+Values are stored in the layout's dtype: float16, bfloat16, int8 and e4m3 round to nearest, ties to
+even, the last two after division by one scale per row and head (``kv_codes``). Every CPU level of
+the native library and the reference write the same bytes.
 
 No other slot is touched. Raises ``IndexError`` for a slot outside of the pool, before any write.
 """

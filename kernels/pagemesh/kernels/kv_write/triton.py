@@ -1,8 +1,8 @@
-"""``kv_write`` on a GPU: one program a row and KV head.
+"""``kv_write`` on a GPU: one program per row and KV head.
 
 A slot below 0 is a row of padding and is skipped: a captured graph always runs all of its rows.
-Slots beyond the pool are not looked for here, since the answer would be read after the damage
-is done; ``ragged_batch`` makes them from page tables that were checked on the host.
+Slots beyond the pool are not checked for here, since the host would learn of them only after the
+damage is done; ``ragged_batch`` makes slots from page tables that were checked on the host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def head_offset(slot, head, at: tl.constexpr):
 
 @triton.jit
 def store_scale(codes, scale, place, at: tl.constexpr):
-    """The scale of slot ``place``, behind the ``codes`` of a head's K or V."""
+    """Store the scale of slot ``place``, after the ``codes`` of a head's K or V."""
     scales = (codes + at.scale_offset).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scales + place, scale)
 

@@ -4,18 +4,18 @@
 
 x       float32 [rows, K], rows contiguous (any row stride)
 packed  ``PackedLinear``: float32, bfloat16, float16 or int8 [ceil(N / 16)][K][16], padding
-        columns zero; or bfloat16 in twelve bits (``slim``), padding columns anything
+        columns zero; or bfloat16 in twelve bits (``slim``), padding columns arbitrary
 out     float32 [rows, N]; written, returned; allocated when not given
 
-Native: an element's sum goes over k in one order, so a row's result is the same to the last bit
-whatever the tiling and the threads, and weights in half precision give it the bits that the same
-values give it in float32. Of int8 weights the sum is over codes, and what it comes to is
-multiplied by the column's scale. With ``packed.rounds_rows`` x is rounded to bfloat16 first; the
-sum is the chain that it is without, over the rounded values, whether the machine has an instruction
-for two of them at a time or not. Where the machine has matrix tiles, many rows are multiplied on
-them and few as vectors, which rounds otherwise; ``row_invariant`` does all on tiles, so that a
-row's result does not depend on how many there are either. The packing in
-panels of sixteen columns is the one BLIS (Van Zee and van de Geijn, 2015) uses for operand B.
+Native: each element is summed over k in one fixed order, so a row's result is the same to the last
+bit whatever the tiling and the threads, and weights in half precision give the same bits as equal
+float32 weights. With int8 weights the sum is over codes, and is then multiplied by the column's
+scale. With ``packed.rounds_rows`` x is rounded to bfloat16 first; the rounded values are summed in
+the same order, whether or not the machine has an instruction for two of them at a time. On machines
+with matrix tiles (AMX) many rows are multiplied on tiles and few as vectors, which rounds
+differently; ``row_invariant`` puts all on tiles, so that a row's result does not depend on how many
+rows there are either. The packing in panels of sixteen columns is the one that BLIS (Van Zee and
+van de Geijn, 2015) uses for operand B.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def linear(
 
 
 def matrix_struct(packed: PackedLinear) -> MatrixStruct:
-    """``packed`` as the library takes it; it does not keep the tensors."""
+    """``packed`` as the library takes it; the struct does not keep the tensors alive."""
     return MatrixStruct(
         packed.panels.data_ptr(),
         packed.bias.data_ptr() if packed.has_bias else None,

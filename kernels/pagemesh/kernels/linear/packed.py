@@ -20,7 +20,7 @@ _DTYPES: dict[WeightType, torch.dtype] = {
 TYPE_OF: dict[torch.dtype, WeightType] = {dtype: name for name, dtype in _DTYPES.items()}
 _HALVES: tuple[WeightType, ...] = ("bfloat16", "float16")
 ROUNDING_TYPES: tuple[WeightType, ...] = ("bfloat16", "int8")
-"""Types whose values are bfloat16s, so that products with such are exact in float32."""
+"""Types whose values bfloat16 holds exactly: products with bfloat16 are then exact in float32."""
 _CODE_MAX = 127
 _PANELS_AT_ONCE = 256
 _VALUES_AT_ONCE = 1 << 20
@@ -35,8 +35,8 @@ class PackedLinear:
     int8   [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
     slim_bfloat16   bytes, [ceil(n / 16), slim.panel_bytes(k)]
 
-    With ``rounds_rows`` what it is multiplied with is rounded to bfloat16, to the nearest, ties to
-    even; of bfloat16 and int8 alone.
+    With ``rounds_rows``, for bfloat16 and int8 only, the rows that it is multiplied with are
+    rounded to bfloat16, to the nearest, ties to even.
     """
 
     n: int
@@ -114,7 +114,7 @@ def pack_linear(
 
 
 def exact_type(*weights: torch.Tensor) -> WeightType:
-    """The type of fewest bytes that has every value of ``weights`` (any float dtype) as it is."""
+    """The smallest type that holds every value of ``weights`` (any float dtype) exactly."""
     for half in _HALVES:
         if all(_has_all(_DTYPES[half], weight) for weight in weights):
             return half
@@ -122,7 +122,7 @@ def exact_type(*weights: torch.Tensor) -> WeightType:
 
 
 def _has_all(half: torch.dtype, weight: torch.Tensor) -> bool:
-    """Some values at a time: the first ones tell, nearly always."""
+    """Compares some values at a time: the first ones nearly always decide."""
     if weight.dtype is half:
         return True
     parts = torch.split(weight.detach().reshape(-1), _VALUES_AT_ONCE)
@@ -137,7 +137,7 @@ def _in_panels(plain: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_codes(weight: torch.Tensor, panels: torch.Tensor) -> None:
-    """Some panels at a time, since what is between weights and codes takes memory as well."""
+    """Packs some panels at a time, since intermediate results take memory as well."""
     k = weight.shape[1]
     for first in range(0, panels.shape[0], _PANELS_AT_ONCE):
         part = panels[first : first + _PANELS_AT_ONCE]
@@ -151,8 +151,8 @@ def _pack_codes(weight: torch.Tensor, panels: torch.Tensor) -> None:
 def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes int8 [n, k] and scales float32 [n] of ``weight``, float32 [n, k].
 
-    Symmetric, to the nearest code, ties to even. A row with something infinite or no number in
-    it has codes of zero and a scale that makes no number of whatever it is multiplied with.
+    Symmetric, to the nearest code, ties to even. A row with an infinite value or a NaN has codes of
+    zero and a scale with which every product is NaN.
     """
     scales = weight.abs().amax(1) / _CODE_MAX
     codes = torch.round(weight / scales[:, None]).clamp(-_CODE_MAX, _CODE_MAX)
@@ -161,7 +161,7 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unpack_linear(packed: PackedLinear) -> torch.Tensor:
-    """The weight ``[n, k]`` that was packed, as a float32 copy: of int8, what its codes mean."""
+    """The weight ``[n, k]`` that was packed, as a float32 copy; int8 codes are decoded."""
     if packed.weight_type == "slim_bfloat16":
         values = slim.unpack(packed.panels, packed.k)
     else:

@@ -1,7 +1,8 @@
-"""bfloat16 weights in twelve bits, as ``native/slim_layout.h`` has them.
+"""bfloat16 weights in twelve bits, in the layout of ``native/slim_layout.h``.
 
-A panel's head is 64 bytes: sixteen upper bytes of a bfloat16, by code, and how many strays there
-are. Strays follow, eight bytes each: 16 * k + column and the bits of a float32.
+A panel's head is 64 bytes: sixteen upper bytes of a bfloat16, by code, and the number of strays
+(values whose upper byte has no code). Strays follow, eight bytes each: 16 * k + column, and the
+bits of a float32.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ _PANEL, _LANES, _GROUP_BYTES, _HEAD_BYTES, _STRAY_BYTES = 16, 4, 192, 64, 8
 
 
 def pays() -> bool:
-    """Whether weights are kept so here: where products were found to be the quicker for it."""
+    """Whether to keep weights this way on this machine: where products were found to be faster."""
     return is_native() and cpu_level() is CpuLevel.AVX2
 
 
 def panel_bytes(k: int) -> int:
-    """Of a panel of ``k`` values a column."""
+    """The size of a panel with ``k`` values per column."""
     return _groups_at(k) + k // DEPTH * _GROUP_BYTES
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Whether ``weight``, bfloat16 values [n, k], can be kept so, in fewer bytes: groups are whole,
-    and in no panel has more than one of some 512 values an exponent that is none of its own."""
+    """Whether ``weight``, bfloat16 values [n, k], can be kept this way, in fewer bytes: groups must
+    be whole, and in each panel at most about one of 512 values may be a stray."""
     k = weight.shape[1]
     return panel_bytes(k) < 2 * _PANEL * k and _pack(weight, None)
 
 
 def pack(weight: torch.Tensor, panels: torch.Tensor) -> None:
-    """Put ``weight``, bfloat16 values [n, k], into ``panels``. Raises ``ValueError`` where groups
-    are not whole or exponents too many."""
+    """Pack ``weight``, bfloat16 values [n, k], into ``panels``. Raises ``ValueError`` when groups
+    are not whole or there are too many strays."""
     if weight.shape[1] % DEPTH:
         raise ValueError(f"k: expected a multiple of {DEPTH}, got {weight.shape[1]}")
     if not _pack(weight, panels):

@@ -5,7 +5,7 @@
 x    float32 [rows, width], rows contiguous; minus infinity is a forbidden token
 out  float32 [rows, width]; written, returned; may be ``x`` itself; allocated when not given
 
-A row's result depends on nothing but the row.
+A row's result depends only on the row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``merge_states``: attention over parts of a context, joined to attention over all of it.
+"""``merge_states``: attention over parts of a context, merged into attention over all of it.
 
     total[r, h]  = log sum over s of exp(lse[r, h, s])
     out[r, h]    = sum over s of exp(lse[r, h, s] - total[r, h]) * states[r, h, s]

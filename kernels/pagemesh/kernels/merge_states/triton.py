@@ -1,4 +1,4 @@
-"""``merge_states`` on a GPU: one program a row and head."""
+"""``merge_states`` on a GPU: one program per row and head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _merge(
     first = (row * tl.num_programs(1) + head) * parts
     count = parts
     if position is not None:
-        if tl.load(lse + first) == float("inf"):  # it was not parted: its result is there
+        if tl.load(lse + first) == float("inf"):  # context not split: the result is in out
             return
         count = tl.where(tl.load(position + row) < 0, 0, parts)
     d = tl.arange(0, block)
@@ -31,7 +31,7 @@ def _merge(
         part = start + tl.arange(0, parts_block)
         own = tl.load(lse + first + part, mask=part < count, other=float("-inf"))
         higher = tl.maximum(top, tl.max(own, 0))
-        # Minus infinity less itself is no number: until there is a part, nothing weighs.
+        # Minus infinity minus itself is NaN: until a part has positions, subtract 0 instead.
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp(own - base)
         old = tl.exp(top - base)
@@ -51,9 +51,9 @@ def merge_states(
     out: torch.Tensor | None = None,
     position: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See the package; ``out`` is float32 when it is not given. With a ``position`` (int32 [rows])
-    rows at one below 0 have no states that count, and those whose first state weighs infinitely
-    have their result in ``out`` already. Raises ``ValueError``."""
+    """See the package; ``out`` is float32 when it is not given. With a ``position`` (int32 [rows]),
+    rows at a position below 0 have no states, and rows whose first ``lse`` is plus infinity have
+    their result in ``out`` already. Raises ``ValueError``."""
     rows, heads, parts, head_dim = states.shape
     for name, given, shape in (("states", states, states.shape), ("lse", lse, states.shape[:3])):
         expect_device(name, given)

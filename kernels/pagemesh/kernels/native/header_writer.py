@@ -1,7 +1,7 @@
-"""How the pager writes headers: lists of pages whose numbers count up, at the speed of memory.
+"""How the pager writes headers: for whole lists of pages at once, at the speed of memory.
 
-A grant or a commit gives its pages one state, writer and root, and ledger numbers one after the
-other. So a call takes the list as a run or as extents and the rest as single values, and the
+A grant or a commit gives all its pages the same state, writer and root, and consecutive ledger
+sequences. So a call takes the pages as a run or as extents and the rest as single values, and the
 native library makes each header in place; nothing is laid out in Python first.
 """
 
@@ -16,7 +16,7 @@ from pagemesh.wire.pool_format import HeaderState
 
 
 class Counting(Protocol):
-    """Numbers from ``start`` up to ``stop``, one after the other: a ``range``, or the like."""
+    """Consecutive numbers from ``start`` to ``stop`` (exclusive): a ``range``, or the like."""
 
     @property
     def start(self) -> int: ...
@@ -28,7 +28,7 @@ class Counting(Protocol):
 PageList: TypeAlias = "Counting | bytes"
 """One run, as most lists are, or packed extents: pairs (first page, page count) of uint32."""
 SequenceList: TypeAlias = "Counting | bytes"
-"""One ledger number a page: as they count up, or packed, of 64 bits."""
+"""One ledger sequence per page: consecutive ones, or packed as 64-bit numbers."""
 _PAGES_MAX = 0xFFFF_FFFF
 _RUN = struct.Struct("<QqqQQQQQQqQII")  # PmHeaderRun of pagemesh_native.h
 
@@ -50,11 +50,11 @@ class HeaderWriter:
         root: int, first_identity: int = 0, parent: int = 0, tokens: bytes = b"",
         until_ms: int = 0,
     ) -> None:  # fmt: skip
-        """Write whole headers. Identities count up from ``first_identity`` (0: there are none),
-        each page's parent is the one before it, that of the first is ``parent``; ``tokens`` are
-        packed, as many for each page; all are kept ``until_ms`` (0: there is no end). Raises
-        ``IndexError`` for pages that are not in the pool, ``ValueError`` when tokens or sequences
-        do not fit the pages; then nothing is written."""
+        """Write whole headers. Identities count up from ``first_identity`` (0: none); each page's
+        parent is the one before it, that of the first is ``parent``; ``tokens`` are packed, equally
+        many for each page; all pages are kept until ``until_ms`` (0: no end). Raises ``IndexError``
+        for pages that are not in the pool, ``ValueError`` when tokens or sequences do not fit the
+        pages; then nothing is written."""
         page, count, extents = _page_list(pages)
         first, listed = _numbers(sequences, count)
         token_count = 0
@@ -71,8 +71,8 @@ class HeaderWriter:
             self._refuse(bad, pages)
 
     def mark(self, pages: PageList, state: HeaderState, sequences: SequenceList) -> None:
-        """Change state words only: bodies stay as they are, but for the tokens of what had an end
-        and is FREE. Raises like ``write``."""
+        """Change state words only. Bodies stay as they are, except that pages which had an end
+        lose their tokens when they become FREE. Raises like ``write``."""
         page, count, extents = _page_list(pages)
         first, listed = _numbers(sequences, count)
         run = _RUN.pack(*self._place, state, first, 0, 0, 0, 0, 0, 0, page, count)
@@ -81,8 +81,8 @@ class HeaderWriter:
             self._refuse(bad, pages)
 
     def keep(self, pages: PageList, until_ms: int) -> None:
-        """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before.
-        Raises ``IndexError`` like ``write``."""
+        """Keep pages that are COMMITTED and have an end until ``until_ms``; an end that is later
+        already stays. Raises ``IndexError`` like ``write``."""
         page, count, extents = _page_list(pages)
         run = _RUN.pack(*self._place, 0, 0, 0, 0, 0, 0, 0, until_ms, page, count)
         bad = self._keep(run, extents, len(extents or b"") // 8)
@@ -112,7 +112,7 @@ def _page_list(pages: PageList) -> tuple[int, int, bytes | None]:
 
 
 def _numbers(sequences: SequenceList, count: int) -> tuple[int, bytes | None]:
-    """The first of ``count`` sequences and, unless they count up, all of them packed."""
+    """The first of ``count`` sequences and, unless they are consecutive, all of them packed."""
     if isinstance(sequences, bytes):
         if len(sequences) != 8 * count:
             raise ValueError(f"{len(sequences)} bytes are not {count} sequences of 64 bits")

@@ -1,8 +1,8 @@
 """Page headers, revocation words and the root table of a mapped pool.
 
-The pager publishes, everybody reads; the order of stores that makes this safe is in the native
-library (``kernels/native/headers.cpp``), since numpy orders nothing. Sections and words are laid
-out by ``wire.pool_format``.
+The pager publishes, every process reads. The order of stores that makes this safe is ensured by the
+native library (``kernels/native/headers.cpp``), since numpy guarantees no order. Sections and words
+are laid out by ``wire.pool_format``.
 
 A publication stores INVALID with the new sequence, then the body, then the check word, then the
 state. So a reader that sees a state other than INVALID sees the body that belongs to it, and a
@@ -47,9 +47,9 @@ class HeaderBatch:
     """Headers of ``n`` pages, column by column.
 
     ``pages`` uint32, ``states`` uint8, ``sequences``, ``identities``, ``parents`` and ``writers``
-    uint64, ``roots`` and ``counts`` uint32, ``until_ms`` uint64 (see ``wire.pool_format``; 0:
-    there is no end), all ``[n]``; ``tokens`` uint32 ``[n, page_size]``, of which row i has
-    ``counts[i]`` that mean something.
+    uint64, ``roots`` and ``counts`` uint32, ``until_ms`` uint64 (see ``wire.pool_format``; 0: no
+    end), all ``[n]``; ``tokens`` uint32 ``[n, page_size]``, of which the first ``counts[i]`` of row
+    i are valid.
     """
 
     pages: U32
@@ -66,8 +66,8 @@ class HeaderBatch:
 
 @dataclass(frozen=True, slots=True)
 class HeaderScan:
-    """What a scan found, for pages ``batch.pages``. Where ``torn`` is true nothing but the
-    sequence may be believed."""
+    """What a scan found, for pages ``batch.pages``. Where ``torn`` is true, only the sequence can
+    be trusted."""
 
     batch: HeaderBatch
     torn: NDArray[np.bool_]
@@ -84,7 +84,7 @@ class RootEntry:
 class HeaderTable:
     """The pager-written sections of a pool, over its mapped bytes.
 
-    ``mapped``: the whole pool file, uint8. Only the pager may call what writes; headers are
+    ``mapped``: the whole pool file, uint8. Only the pager may call methods that write; headers are
     written by ``HeaderWriter``.
     """
 
@@ -108,7 +108,8 @@ class HeaderTable:
         self._native.pm_word_store(self._leases + 8 * slot, value)
 
     def store_root(self, index: int, digest: bytes, *, live: bool) -> None:
-        """Store a root; its last word goes last, so a torn entry is no entry."""
+        """Store a root. Its last word, which has the check, is stored last, so a torn entry does
+        not count."""
         if not 0 <= index < ROOT_COUNT_MAX:
             raise IndexError(f"root {index} is not below {ROOT_COUNT_MAX}")
         if len(digest) != 32:
@@ -126,9 +127,9 @@ class HeaderTable:
     # --- read by everybody -------------------------------------------------------------------
 
     def fresh_count(self, pages: U32, granted_at: int) -> int:
-        """How many of ``pages``, from the first on, are still those of a grant: HELD or
-        COMMITTED, with a ledger sequence of at most ``granted_at``. All are, when it equals
-        ``len(pages)``; otherwise it is the index of the first stale one."""
+        """How many of ``pages``, from the first on, still belong to a grant: HELD or COMMITTED,
+        with a ledger sequence of at most ``granted_at``. ``len(pages)`` means that all do;
+        otherwise the result is the index of the first stale one."""
         plain = np.ascontiguousarray(pages, np.uint32)
         fresh: int = self._native.pm_headers_fresh(
             self._table,
@@ -141,8 +142,8 @@ class HeaderTable:
         return fresh
 
     def watch(self, slots: Sequence[int] | U32, leases: Sequence[int] | U64) -> LeaseWatch:
-        """Ask, as often as one likes, whether each lease stands by the word in its slot.
-        Raises ``ValueError`` when there are not as many leases as slots."""
+        """A watch that tells, as often as it is asked, whether each lease stands by the word in its
+        slot. Raises ``ValueError`` when there are not as many leases as slots."""
         return LeaseWatch(self._native, self._leases, slots, leases)
 
     def lease_word(self, slot: int) -> int:
@@ -171,7 +172,7 @@ class HeaderTable:
         return HeaderScan(_columns(words, first, self.form.page_size), torn.astype(np.bool_))
 
     def roots(self) -> dict[int, RootEntry]:
-        """Every whole entry of the root table, by index."""
+        """Every complete entry of the root table, by index."""
         start = self.form.roots_offset
         table = self.mapped[start : start + ROOT_COUNT_MAX * ROOT_ENTRY_BYTES]
         words = table.reshape(ROOT_COUNT_MAX, ROOT_ENTRY_BYTES)[:, 32:].copy().view(np.uint64)
@@ -185,7 +186,7 @@ class HeaderTable:
 
 
 class LeaseWatch:
-    """Leases and the slots of their revocation words, ready to be looked at in every step."""
+    """Leases and the slots of their revocation words, ready to be checked in every step."""
 
     def __init__(
         self,
@@ -205,14 +206,15 @@ class LeaseWatch:
             words_address, LEASE_SLOT_COUNT_MAX, address_of(self._slots),
             address_of(self._expected), address_of(self._same),
         )  # fmt: skip
-        """Of the words, and of slots, leases and what is found of each; and how many words."""
+        """As in ``PmRun``: address and number of the words, then the addresses of slots, leases and
+        results."""
         self._arguments = (*self.addresses[:4], count, self.addresses[4])
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def standing(self) -> list[bool]:
-        """For each slot: does its word hold its lease now? Unknown slots hold none."""
+        """For each slot, whether its word holds its lease now. A slot out of range holds none."""
         self._ask(*self._arguments)
         return list(map(bool, self._same.tolist()))
 

@@ -175,7 +175,7 @@ class EditsStruct(ctypes.Structure):
 
 
 class DraftsStruct(ctypes.Structure):
-    """``PmDrafts``: what is guessed from what, and how much of it."""
+    """``PmDrafts``: the histories that drafts are guessed from, and how many drafts."""
 
     _fields_ = [
         ("history", ctypes.c_void_p),
@@ -188,7 +188,7 @@ class DraftsStruct(ctypes.Structure):
 
 
 class RunStruct(ctypes.Structure):
-    """``PmRun``: steps that follow one another, and when they end."""
+    """``PmRun``: successive steps, and when the run ends."""
 
     _fields_ = [
         ("decoder", ctypes.c_void_p),
@@ -222,7 +222,7 @@ class RunStruct(ctypes.Structure):
 CHANCES = 2
 """``PM_CHANCES``."""
 STEP_PHASES = 3
-"""``PM_PHASES``: what a step's time is told apart by."""
+"""``PM_PHASES``: the phases that a step's time is divided into."""
 _P, _L, _I, _U32, _U64, _F = (
     ctypes.c_void_p,
     ctypes.c_long,
@@ -279,8 +279,8 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
 _BRIEF = frozenset(
     {"pm_word_store", "pm_word_load", "pm_word_advance", "pm_words_same", "pm_headers_fresh"}
 )
-"""They take less than a microsecond or a few, so other threads of the interpreter are not let in:
-one that had waited would keep it for all that it has to do, while a step waits."""
+"""Calls of at most a few microseconds. They keep the interpreter's lock: a thread that had waited
+for it would keep it for all of its work, while a step waits."""
 
 
 @functools.cache
@@ -309,7 +309,7 @@ def library() -> ctypes.CDLL:
 
 
 def _advice() -> str:
-    """How to have the library again, in a checkout and where a wheel was installed."""
+    """How to get the library back, in a checkout or where a wheel was installed."""
     if BUILD_SCRIPT.exists():
         return f"build it with: python {BUILD_SCRIPT} (needs g++ or clang, and cmake)"
     return (
@@ -338,8 +338,8 @@ def _level_of(loaded: ctypes.CDLL, name: str) -> CpuLevel:
 
 
 def check_level(name: str) -> None:
-    """Raises ``ConfigError`` for the name of a level that this CPU has not, or that is none; what
-    is empty means the best."""
+    """Raises ``ConfigError`` for a level that this CPU lacks or that does not exist; an empty name
+    means the best level."""
     _level_of(library(), name)
 
 
@@ -349,9 +349,9 @@ def cpu_level() -> CpuLevel:
 
 
 def bound_spinning() -> None:
-    """Let threads that have no region to be in wait asleep after a few microseconds of spinning,
-    unless the user said otherwise. To be called before torch is imported, since its OpenMP runtime
-    reads this once.
+    """Have idle OpenMP threads sleep after a few microseconds of spinning, unless the user has
+    configured it otherwise. To be called before torch is imported, since its OpenMP runtime reads
+    the setting once.
 
     Costs nothing on a quiet machine. Without it threads that wait for one that was descheduled
     burn the core it needs: with another process on the cores products ran 3 to 10 times slower.
@@ -381,11 +381,11 @@ def lend_threads() -> bool:
 
 
 def bind_threads(cores: Sequence[int]) -> None:
-    """Have thread ``i`` of what this thread computes run on ``cores[i]`` alone, this thread being
-    the first; with no cores, wherever they may. Not while anything computes.
+    """Bind thread ``i`` of those that compute for this thread to ``cores[i]``, this thread being
+    the first; with no cores, let them run anywhere. Not while anything computes.
 
-    A scheduler likes to wake a thread on the core of whoever wakes it, and leaves it there: two
-    threads of a step then share one core and take turns. Does nothing but on Linux.
+    The scheduler tends to wake a thread on its waker's core and to leave it there: two threads of a
+    step then share one core and take turns. Only on Linux; elsewhere this does nothing.
     """
     library().pm_bind_threads((ctypes.c_int * len(cores))(*cores), len(cores))
 

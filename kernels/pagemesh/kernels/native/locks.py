@@ -1,8 +1,8 @@
 """File locks that tell whether a process still lives.
 
-The kernel gives up a lock when its holder dies, however it dies, and keeps it while the holder
+The kernel releases a lock when its holder dies, however it dies, and keeps it while the holder
 is merely stopped. The pager locks the pool file it serves; each worker incarnation locks a file
-of its own, and only when that lock is free may its writable pages be given to somebody else.
+of its own, and only when that lock is free may its writable pages be given to another worker.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def try_lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Give the lock up, whatever other descriptors of the same opening there are."""
+    """Release the lock, even if other descriptors of the same open file remain."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether ``path`` is the file that was opened, and no other, and still there."""
+    """Whether ``path`` still exists and is the file that was opened."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
@@ -53,11 +53,11 @@ class HolderLock:
 
     @property
     def was_removed(self) -> bool:
-        """Whether somebody removed the file, so that nobody can tell that this process lives."""
+        """Whether the file was removed, so that other processes cannot tell that this one lives."""
         return self._descriptor >= 0 and not is_at(self.path, self._descriptor)
 
     def close(self) -> None:
-        """Remove the file, then let go. Idempotent."""
+        """Remove the file, then release the lock. Idempotent."""
         if self._descriptor >= 0:
             self.path.unlink(missing_ok=True)
             os.close(self._descriptor)
@@ -88,13 +88,14 @@ def holder_is_dead(path: Path) -> bool:
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor to ask ``is_free`` of. Raises ``FileNotFoundError``."""
+    """A descriptor for ``is_free``. Raises ``FileNotFoundError``."""
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def is_free(descriptor: int) -> bool:
-    """Whether nobody else holds the lock of an open file; it is not held afterwards. Several may
-    ask at once: a shared lock, held for a moment, is nobody's life."""
+    """Whether nobody else holds the lock of an open file; it is not held afterwards. Several
+    processes may ask at once: each takes a shared lock for a moment, which the others do not take
+    for a holder."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""Pool files: made and locked by the pager, mapped by everybody on the host.
+"""Pool files: made and locked by the pager, mapped by pager and workers.
 
-A pool is a plain file, mode 0600, whose every block is allocated when it is made, so that no
-access can fault for want of space. It is mapped through ``mmap`` and numpy: views keep the map
-alive, and the file stays when a process exits (``SharedMemory`` would unlink it).
+A pool is a plain file, mode 0600. All its blocks are allocated when it is made, so that no access
+can fault for lack of space. It is mapped through ``mmap`` and numpy: views keep the map alive, and
+the file stays when a process exits (``SharedMemory`` would unlink it).
 
     create   a new file under a temporary name, locked, then renamed: half a pool is never seen
     adopt    take an existing one over, once its lock is free
@@ -38,8 +38,8 @@ from pagemesh.wire.pool_format import IN_FILE, SUPERBLOCK_BYTES
 
 
 class PoolClosedToUs(ConfigError):
-    """A pool is there that another process serves, or that cannot be opened: nothing says that it
-    is damaged."""
+    """There is a pool, but another process serves it or it cannot be opened, which does not mean
+    that it is damaged."""
 
 
 class PoolFile:
@@ -58,7 +58,8 @@ class PoolFile:
 
     @classmethod
     def create(cls, path: Path, superblock: Superblock, *, epoch: int = 0) -> PoolFile:
-        """Make, allocate, lock and map a pool, all pages FREE, to be bumped from ``epoch`` on.
+        """Make, allocate, lock and map a pool with all pages FREE; its first epoch follows
+        ``epoch``.
 
         Raises ``ConfigError`` when there is no space or the folder cannot be written.
         """
@@ -70,7 +71,7 @@ class PoolFile:
         except OSError as error:
             raise ConfigError(f"cannot make a pool in {path.parent}: {error.strerror}") from None
         try:
-            if not try_lock(descriptor):  # at once: an unlocked one is a leftover
+            if not try_lock(descriptor):  # at once, since an unlocked file counts as a leftover
                 raise OSError(errno.EAGAIN, "another pager took it for a leftover; try again")
             _require_room(descriptor, size)
             os.posix_fallocate(descriptor, 0, size)
@@ -89,7 +90,8 @@ class PoolFile:
     def adopt(cls, path: Path) -> PoolFile:
         """Lock and map a pool that another process left.
 
-        Raises ``ConfigError`` when it is missing or damaged, ``PoolClosedToUs``.
+        Raises ``ConfigError`` when it is missing or damaged, ``PoolClosedToUs`` when another pager
+        serves it or it cannot be opened.
         """
         descriptor = _open(path)
         try:
@@ -113,7 +115,7 @@ class PoolFile:
     @property
     def pages(self) -> NDArray[np.uint8]:
         """The page bytes, for ``KvPool``. The map lives as long as any view of it. Raises
-        ``ValueError`` when they are not in the file."""
+        ``ValueError`` when pages are not in the file."""
         form = self.superblock.form
         if form.place != IN_FILE:
             raise ValueError(f"the pages of {self.path} are on {form.place}")
@@ -126,8 +128,8 @@ class PoolFile:
         return epoch
 
     def bump_epoch(self) -> int:
-        """Begin a pager's life; returns the new epoch. Before its first grant, by the lock's
-        holder alone. Raises ``ConfigError`` when the pool has had too many."""
+        """Begin a pager's life and return its epoch. Called only by the lock's holder, before its
+        first grant. Raises ``ConfigError`` when the pool has had too many."""
         epoch = self.epoch + 1
         if epoch > EPOCH_MAX:
             raise ConfigError(f"{self.path} has had too many pagers; remove it and start anew")
@@ -136,36 +138,36 @@ class PoolFile:
 
     @property
     def boot(self) -> bytes:
-        """Which start of the machine, and by which clocks, the times in headers are since; zeros:
-        not said yet."""
+        """The boot of the machine, and the clocks, that times in headers count from; zeros: not set
+        yet."""
         return self._bytes[BOOT_OFFSET : BOOT_OFFSET + BOOT_BYTES].tobytes()
 
     def store_boot(self, boot: bytes) -> None:
-        """Times in headers are since ``boot`` from now on; there are none of another. By the lock's
-        holder alone. Half of it is that of no machine."""
+        """Have times in headers count from ``boot``; there must be none from another boot. Called
+        only by the lock's holder. A half-written value equals that of no machine."""
         for at in range(0, BOOT_BYTES, 8):
             word = int.from_bytes(boot[at : at + 8], "little")
             library().pm_word_store(address_of(self._bytes) + BOOT_OFFSET + at, word)
 
     @property
     def is_memory(self) -> bool:
-        """Whether no disk is behind the file."""
+        """Whether the file exists only in memory."""
         return is_memory(self._descriptor)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether others would find this pool under its path: somebody may have removed it."""
+        """Whether other processes would find this pool under its path; it may have been removed."""
         return is_at(self.path, self._descriptor)
 
     def close(self) -> None:
-        """Let go of the lock and, once no view is left, of the map. The file stays."""
+        """Release the lock and, once no view is left, the map. The file stays."""
         if self._descriptor >= 0:
-            unlock(self._descriptor)  # the map holds a descriptor of its own, and so the lock
+            unlock(self._descriptor)  # the map has its own descriptor, which would keep the lock
             os.close(self._descriptor)
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Close and unlink: the memory goes when the last process unmaps it."""
+        """Close and unlink: the memory is freed when the last process unmaps it."""
         self.path.unlink(missing_ok=True)
         self.close()
 
@@ -182,7 +184,8 @@ class PoolFile:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Delete what pagers killed while they made ``path`` left: memory nobody would free."""
+    """Delete what pagers left that were killed while they made ``path``: nothing else would free
+    that memory."""
     for left in path.parent.glob(f"{path.stem}.[0-9]*.new"):
         with contextlib.suppress(FileNotFoundError), left.open("rb") as file:
             if try_lock(file.fileno()):
@@ -210,9 +213,9 @@ def _read_superblock(path: Path, descriptor: int) -> Superblock:
 
 
 def _require_room(descriptor: int, size: int) -> None:
-    """Raises ``OSError`` where a file system says by itself that it has no room: memory would be
-    filled to the brim first, at each attempt of a pager that waits for it. One without a limit of
-    its own has no blocks at all."""
+    """Raises ``OSError`` when the file system reports too little room. Without this check each
+    attempt of a pager that waits for room would first fill the memory to the brim. A file system
+    without a limit of its own reports no blocks at all."""
     state = os.fstatvfs(descriptor)
     if state.f_blocks and state.f_bfree * state.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -10,10 +10,10 @@
            48  layout digest    32 bytes
            80  check            8 bytes  of all the above
            88  epoch            uint64   one aligned store, bumped before the first grant
-           96  place            64 bytes where the pages are: UTF-8, zeros behind; none: in the
-                                         file. In the check, too, but for the zeros
-          160  boot             16 bytes which start of the machine, by which of its clocks, times
-                                         in headers are since
+           96  place            64 bytes where the pages are: UTF-8, padded with zeros; empty: in
+                                         the file. The check covers it without the padding
+          160  boot             16 bytes the boot of the machine, and the clocks, that times in
+                                         headers count from
 
 Everything but epoch and boot is written once, before the pool has its final name.
 """
@@ -28,10 +28,10 @@ from pagemesh.wire.pool_format import FORMAT_VERSION, MAGIC, PLACE_BYTES_MAX, Po
 
 EPOCH_OFFSET = 88
 EPOCH_MAX = (1 << 16) - 1
-"""A ledger sequence has 56 bits, 40 of them a counter: the last epoch there is."""
+"""The last epoch that there can be: a ledger sequence has 56 bits, 40 of them a counter."""
 FIRST_EPOCHS = 1 << 15
-"""A new pool starts somewhere below this, so that a late message about the pool before it is
-not taken for one about this pool; as many restarts are left."""
+"""A new pool starts at a random epoch below this, so that a late message about the previous pool is
+not taken for one about this pool. At least as many restarts remain."""
 _FIELDS = struct.Struct("<8sIIQQQQ32s")
 _PLACE_OFFSET = 96
 BOOT_OFFSET, BOOT_BYTES = 160, 16
@@ -48,7 +48,7 @@ class Superblock:
 
     @property
     def first_epoch(self) -> int:
-        """Where the epochs of this pool start: as random as its incarnation."""
+        """The epoch at which this pool starts: as random as its incarnation."""
         return self.incarnation % FIRST_EPOCHS
 
     @property
@@ -57,7 +57,8 @@ class Superblock:
         return self.form.place
 
     def pack(self, epoch: int) -> bytes:
-        """All of it, check included. Raises ``ValueError`` for a place whose name is too long."""
+        """The bytes up to ``boot``, check included. Raises ``ValueError`` when the name of the
+        place is too long."""
         form = self.form
         fields = _FIELDS.pack(
             MAGIC, FORMAT_VERSION, self.group, form.page_count, form.page_size, form.page_bytes,
@@ -71,7 +72,7 @@ class Superblock:
 
     @classmethod
     def unpack(cls, data: bytes) -> Superblock:
-        """Raises ``ValueError`` with the reason when ``data`` is no superblock of ours."""
+        """Raises ``ValueError`` with the reason when ``data`` is not a valid superblock."""
         fields, check = data[: _FIELDS.size], data[_FIELDS.size : _FIELDS.size + 8]
         place = data[_PLACE_OFFSET : _PLACE_OFFSET + PLACE_BYTES_MAX].rstrip(b"\0")
         if len(check) < 8 or fields[: len(MAGIC)] != MAGIC:

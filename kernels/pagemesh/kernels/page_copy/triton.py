@@ -1,4 +1,4 @@
-"""``page_copy`` on a GPU: pages as 8-byte words, many programs a page."""
+"""``page_copy`` on a GPU: pages as 8-byte words, many programs per page."""
 
 from __future__ import annotations
 

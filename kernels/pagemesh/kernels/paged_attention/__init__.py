@@ -7,15 +7,15 @@ q      float32 [rows, heads, head_dim], heads a multiple of kv_heads; query head
        ``g * heads / kv_heads ...`` share KV head g; a row's heads contiguous, any row stride
 pool   ``KvPool`` of any dtype; K and V of all positions each row sees are in its pages; codes
        and scales become float32 in registers
-batch  ``RaggedBatch``; entries of a page table before what a row sees are not looked at
+batch  ``RaggedBatch``; page-table entries before the first position that a row sees are not read
 scale  multiplies the scores (usually ``head_dim ** -0.5``); exponentials are base e
 out    float32 [rows, heads, head_dim], contiguous heads; written, returned
 soft_cap       cap(x) = soft_cap * tanh(x / soft_cap); infinite: cap(x) = x
-window_tokens  positions a row sees at most, its own included, at least 1
+window_tokens  the most positions that a row sees, its own included; at least 1
 
-Native: row-invariant to the last bit (whatever the batch, the chunking and the threads), by
-spans of 512 positions and an online softmax over blocks of 64 (Milakov and Gimelshein, 2018;
-splitting the context as in Flash-Decoding, Dao et al., 2023).
+The native kernel is row-invariant to the last bit (whatever the batch, the chunking and the
+threads). It takes the context in spans of 512 positions, with an online softmax over blocks of 64
+(Milakov and Gimelshein, 2018; splitting the context as in Flash-Decoding, Dao et al., 2023).
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def check_shapes(q: torch.Tensor, pool: KvPool, batch: RaggedBatch, out: torch.T
 
 
 def check_sharing(head_count: int, pool: KvPool) -> None:
-    """Raises ``ValueError`` when so many query heads do not share the KV heads of ``pool``."""
+    """Raises ``ValueError`` when that many query heads cannot share the KV heads of ``pool``."""
     kv_heads = pool.layout.kv_heads
     if head_count < 1 or head_count % kv_heads:
         raise ValueError(f"{head_count} query heads do not share {kv_heads} KV heads")
 
 
 def check_limits(soft_cap: float, window_tokens: int) -> None:
-    """Raises ``ValueError`` for a cap or a window that means nothing."""
+    """Raises ``ValueError`` for a cap or a window that is not allowed."""
     if not soft_cap > 0 or window_tokens < 1:
         raise ValueError(f"expected a cap above 0 and a window, got {soft_cap}, {window_tokens}")

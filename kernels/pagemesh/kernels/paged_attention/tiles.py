@@ -1,28 +1,28 @@
-"""How large the tiles of the attention kernels on a GPU are: by types and the width of a head.
+"""The sizes of the tiles of the attention kernels on a GPU, by types and head width.
 
-What bounds them is what a thread holds: a row's queries, its mixed values, and the K and V at
-hand have 255 registers, and blocks on their way have 163 KB of shared memory on sm_80. They are
-chosen so that nothing spills when they are compiled ahead of time for sm_80 and sm_90
-(``tests/kernels/compiled_attention.py``). On an H100 27 or 36 were timed (``ops.bench.gpu_tiles``)
-for bfloat16 queries, four to a KV head: of decode over bfloat16 64 to 256 wide and over codes 128
-wide, of prompts over bfloat16 64 and 128 wide and over int8 128 wide. These are the fastest, or
-within a hundredth of it where that spills on sm_80; the others were not compared, but for four
-of prompts over bfloat16 256 wide, on an H200.
+Tiles are limited by what a thread can hold: 255 registers for a row's queries, its mixed values and
+the current K and V, and, on sm_80, 163 KB of shared memory for blocks that are being loaded. They
+are chosen so that nothing spills when they are compiled ahead of time for sm_80 and sm_90
+(``tests/kernels/compiled_attention.py``). On an H100, 27 or 36 tiles each were timed
+(``ops.bench.gpu_tiles``) with bfloat16 queries, four to a KV head: for decode over bfloat16 64 to
+256 wide and over codes 128 wide, and for prompts over bfloat16 64 and 128 wide and over int8 128
+wide. The tiles here are the fastest, or within a hundredth of the fastest where that spills on
+sm_80. The others were not compared, except for four for prompts over bfloat16 256 wide, on an H200.
 
-How products are taken follows from the types, and bounds them most:
+How products are computed follows from the types, and limits the tiles most:
 
-    product  types                          of a factor counts          instructions
-    half     pages of 16 bits; codes with   as many bits as that type   1
-             queries of 16 bits             of 16 bits has; weights of
-                                            codes as many as bfloat16
-    tf32     float32 pages, queries of 16   11 bits, as many as         1
-             bits                           float16 has
-    tf32x2   codes, float32 queries         22 bits of queries and      2
-                                            weights, all of codes
-    tf32x3   float32 both                   22 bits, in two parts       3
+    product  types                          bits of a factor that count      instructions
+    half     pages of 16 bits; codes with   as many as that type of 16       1
+             queries of 16 bits             bits has; in weights of codes,
+                                            as many as bfloat16 has
+    tf32     float32 pages, queries of 16   11, as many as float16 has       1
+             bits
+    tf32x2   codes, float32 queries         22 of queries and weights, all   2
+                                            of codes
+    tf32x3   float32 both                   22, in two parts                 3
 
-What 22 bits leave out, the product of the two lower parts of ``tf32x3`` included, is at most
-2 ** -20 of a product: results are off by two to three times what float32's own rounding takes.
+What 22 bits leave out, with ``tf32x3`` also the product of the two lower parts, is at most
+2 ** -20 of a product: results are off by two to three times as much as by float32's own rounding.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from pagemesh.kernels.layout import HEAD_DIM_MAX, SCALED_DTYPES, KvDtype, PageLa
 Product = Literal["half", "tf32", "tf32x2", "tf32x3"]
 
 PAIRS = 128
-"""(row, query head) pairs that a chunk's blocks of rows hold; a program takes them, or a part."""
+"""(row, query head) pairs in a block of a chunk's rows; a program takes all of them or a part."""
 WIDTHS = (64, 128, 256, HEAD_DIM_MAX)
-"""Widths of heads that have tiles of their own; what is between takes the next."""
+"""Head widths that have tiles of their own; a width in between uses those of the next larger."""
 _WIDE = WIDTHS.index(256)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program holds at a time; all are powers of two but the stages."""
+    """What one program holds at a time; all numbers but the stages are powers of two."""
 
     rows: int
     """(row, query head) pairs."""
@@ -56,7 +56,7 @@ class Tile:
     stages: int
     """Blocks of positions in shared memory or on their way there."""
     chunk: int = 512
-    """Dimensions of a head whose queries are held; where they are fewer than the head has, all
+    """Dimensions of a head whose queries are held; if they are fewer than the head has, queries
     are read again for every block of positions."""
 
 
@@ -83,14 +83,14 @@ _PREFILL_CODES: dict[Product, tuple[Tile, ...]] = {
         Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
     ),
 }  # fmt: skip
-"""Codes become numbers in registers: the fewer programs take them, the fewer times."""
+"""Every program decodes its codes in registers: the fewer programs read them, the less decoding."""
 _PREFILL_WIDE = Tile(128, 32, 8, 3)
-"""Over pages of 16 bits with queries of 16 bits, 256 wide, where four warps take a product together
-from shared memory (sm_90): elsewhere its factors would not fit into registers."""
+"""For pages and queries of 16 bits, 256 wide, where four warps compute a product together from
+shared memory (sm_90): elsewhere its factors would not fit into registers."""
 
 
 def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
-    """How products of float32, float16 or bfloat16 ``queries`` with ``pages`` are taken."""
+    """How products of float32, float16 or bfloat16 ``queries`` with ``pages`` are computed."""
     if queries is torch.float32 and pages in SCALED_DTYPES:
         return "tf32x2"
     if pages == "float32":
@@ -99,7 +99,7 @@ def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
 
 
 def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
-    """For single rows; ``group``: query heads that share a KV head, all in one tile.
+    """The tile for single rows; ``group``: query heads that share a KV head, all in one tile.
     ``has_e4m3``: whether the device has instructions for e4m3."""
     return _fitted(_DECODE, queries, layout, group, has_e4m3, of_prompts=False)
 
@@ -107,7 +107,7 @@ def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m
 def prefill_tile(
     queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool, has_wide_products: bool
 ) -> Tile:
-    """For chunks of rows; ``has_wide_products``: whether the device is an sm_90."""
+    """The tile for chunks of rows; ``has_wide_products``: whether the device is an sm_90."""
     is_half = queries.itemsize == 2 and layout.dtype in ("float16", "bfloat16")
     is_wide = WIDTHS[_WIDE - 1] < layout.head_dim <= WIDTHS[_WIDE] and group <= _PREFILL_WIDE.rows
     if has_wide_products and is_half and is_wide:
@@ -130,11 +130,11 @@ def _fitted(
     tile = tiles[product][width]
     by_arithmetic = layout.dtype == "e4m3" and not has_e4m3
     if by_arithmetic or (layout.is_scaled and width >= _WIDE):
-        # Codes and what they stand for are in registers at once.
+        # Codes and their decoded values are in registers at the same time.
         block = 16 if width > _WIDE and of_prompts else 32
         tile = replace(tile, block=min(tile.block, block))
     if product == "half" and queries is torch.float32 and of_prompts:
-        tile = replace(tile, block=32)  # they come in, and go out, at twice the size
+        tile = replace(tile, block=32)  # queries and results are twice as large
     rows = max(tile.rows, 1 << (group - 1).bit_length())
     if rows > tile.rows and product in ("tf32x2", "tf32x3"):
         tile = replace(tile, chunk=min(tile.chunk, 64))

@@ -1,13 +1,13 @@
 """``paged_attention`` on a GPU: the context in spans, then ``merge_states``.
 
-One program takes one row, one KV head and one span of ``SPAN_TOKENS`` positions, or of a quarter
-of them where there are few: the query heads that share the KV head are the rows of its matrix
-products, so K and V are read once for all of them (Flash-Decoding, Dao et al., 2023; the online
-softmax is that of Milakov and Gimelshein, 2018).
+One program takes one row, one KV head and one span of ``SPAN_TOKENS`` positions, or a part of a
+span, down to a quarter, when there are few. The query heads that share the KV head are the rows of
+its matrix products, so K and V are read once for all of them (Flash-Decoding, Dao et al., 2023; the
+online softmax is that of Milakov and Gimelshein, 2018).
 
 A row at a position below 0 is padding: its result is 0.
 
-How products are taken, and so how exact they are, follows from the types (``tiles``).
+How products are computed, and so how exact they are, follows from the types (``tiles``).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from pagemesh.kernels.triton_support import (
 
 SPAN_TOKENS = 256
 PIECES_MAX = 4
-"""Of a span, of which each program takes one or several. What it does one after the other takes a
-microsecond a block, however little the rest of the device has to do."""
+"""Pieces of a span, of which each program takes one or several. A program goes through its blocks
+one after the other, at a microsecond each, even if the rest of the device is idle."""
 _PIECE_TOKENS = tl.constexpr(SPAN_TOKENS // PIECES_MAX)
 _PROGRAMS_MAX = 1024
-"""As many are enough, those that have nothing to do included."""
+"""Spans are not cut into more programs than this in all, idle ones included: it is enough."""
 SEES_ALL = tl.constexpr(0)
-"""Each row, of the positions of a block."""
+"""Every row sees all positions of the block."""
 SEES_SOME = tl.constexpr(1)
-"""Each row, of those up to the end of a block, at least one."""
+"""Every row has seen at least one position by the end of the block."""
 SEES_MAYBE_NONE = tl.constexpr(2)
-"""Rows may have seen nothing when a block ends."""
+"""Rows may have seen no position by the end of the block."""
 _WINDOW_MAX = 2**31 - 1
-"""Positions are int32: a larger window hides none of them, and has no room beside them."""
+"""Positions are int32: a larger window hides none of them, and does not fit into their type."""
 _LN2 = math.log(2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """A compile-time constant: what an attention kernel is made for. ``scale`` is in base 2:
-    ``exp2`` is the instruction there is."""
+    """A compile-time constant: what an attention kernel is compiled for. ``scale`` is in base 2,
+    since the hardware's instruction is ``exp2``."""
 
     page: PageShape
     group: int
@@ -69,26 +69,26 @@ class AttentionShape:
     chunk: int
     """Dimensions of a head whose queries are held (``Tile.chunk``); a power of two."""
     page_run: int
-    """Of an aligned block of positions, how many in a row are sure to lie in one page."""
+    """How many successive positions of an aligned block are sure to lie in one page."""
     scale: float
     window: int
     """Positions a row sees, itself included; 0: all before it."""
     soft_cap: float
-    """Scores are drawn into plus and minus this (base 2); 0: they are not."""
+    """Scores are soft-capped to plus and minus this (base 2); 0: no cap."""
     dot: tl.dtype
-    """What queries and K are multiplied in."""
+    """The type in which queries and K are multiplied."""
     mix: tl.dtype
-    """What weights and V are."""
+    """The type of weights and V."""
     product: Product
 
 
 def attention_shape(
     q: torch.Tensor, pool: KvPool, tile: Tile, *, scale: float, window_tokens: int, soft_cap: float
 ) -> AttentionShape:
-    """Products are taken in the pages' type, or in that of ``q`` where pages have codes; but
-    weights, which bring the scales of codes along, never in float16, in which a small weight times
-    the scale of a small value is nothing. Raises ``ValueError`` when the heads of ``q`` do not
-    share the pool's, or for a cap or window that is none."""
+    """Products are computed in the pages' type, or in that of ``q`` where pages have codes. But
+    weights that are multiplied by the scales of codes are never float16, in which a small weight
+    times the scale of a small value would be 0. Raises ``ValueError`` when the heads of ``q``
+    cannot share the pool's, or for a cap or window that is not allowed."""
     at = pool.layout
     check_sharing(q.shape[1], pool)
     check_limits(soft_cap, window_tokens)
@@ -114,8 +114,9 @@ def attention_shape(
 
 @triton.jit
 def pages_of(table, index, low, end, at: tl.constexpr):
-    """int32 [block]: the pages of the positions of block ``index``, each asked for once and by
-    itself; 0 for those without a position in ``low`` to ``end``, which are not asked for."""
+    """int32 [block]: the page of each position of block ``index``, loaded once per page where pages
+    and blocks are aligned; 0, without a load, for pages without a position in ``low`` to ``end``
+    (exclusive)."""
     start = index * at.block
     page = tl.full([at.block], 0, tl.int32)
     n = tl.arange(0, at.block)
@@ -125,7 +126,7 @@ def pages_of(table, index, low, end, at: tl.constexpr):
             there = (first < end) & (first + at.page_run > low)
             one = tl.load(table + first // at.page.page_size, mask=there, other=0)
             page = tl.where(n // at.page_run == run, one, page)
-    else:  # pages begin anywhere in a block
+    else:  # a page may begin anywhere in a block
         number = (start + n) // at.page.page_size
         there = (number * at.page.page_size < end) & ((number + 1) * at.page.page_size > low)
         page = tl.load(table + number, mask=there, other=0)
@@ -134,9 +135,9 @@ def pages_of(table, index, low, end, at: tl.constexpr):
 
 @triton.jit
 def load_keys(pages, own, n, end, part: tl.constexpr, at: tl.constexpr):
-    """K of positions ``n``, dimensions from ``part * at.chunk`` on: [chunk, block]. What lies
-    from ``end`` on in the last page comes along: a mask that cuts through a page would make
-    each element a load of its own, and ``seen`` hides those scores anyway."""
+    """K of positions ``n``, dimensions from ``part * at.chunk`` on: [chunk, block]. Positions from
+    ``end`` on in the last page are loaded too: a mask that cuts through a page would make each
+    element a load of its own, and ``seen`` hides those scores anyway."""
     kind: tl.constexpr = at.page.kind
     d = part * at.chunk + tl.arange(0, at.chunk)
     at_k = own + n % at.page.page_size
@@ -150,7 +151,7 @@ def load_keys(pages, own, n, end, part: tl.constexpr, at: tl.constexpr):
 @triton.jit
 def load_values(pages, own, n, low, end, at: tl.constexpr):
     """V of positions ``n``, [block, block_dim]; 0 before ``low`` and from ``end`` on, where
-    memory may hold what is no number."""
+    memory may hold NaN."""
     kind: tl.constexpr = at.page.kind
     d = tl.arange(0, at.page.block_dim)
     at_v = own + at.page.value_offset + (n % at.page.page_size) * at.page.head_dim
@@ -184,7 +185,7 @@ def load_scales(pages, own, n, low, end, at: tl.constexpr):
 
 @triton.jit
 def capped(scores, at: tl.constexpr):
-    """``scores`` (base 2) drawn into the cap, if there is one."""
+    """``scores`` (base 2), soft-capped if there is a cap."""
     if at.soft_cap > 0.0:
         # tanh by exp2: no library is needed for it, and it saturates where exp2 overflows.
         raised = tl.exp2(scores * (2.0 * 1.4426950408889634 / at.soft_cap))
@@ -194,22 +195,22 @@ def capped(scores, at: tl.constexpr):
 
 @triton.jit
 def upper_part(x):
-    """The bits of float32 ``x`` that a tf32 instruction looks at, without its 13 last."""
+    """float32 ``x`` without its 13 lowest bits, which a tf32 instruction ignores."""
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def add_product(a, b, total, at: tl.constexpr):
-    """``total`` and the matrix product of ``a``, queries or weights, and ``b``, K or V."""
+    """``total`` plus the matrix product of ``a``, queries or weights, and ``b``, K or V."""
     if at.product == "tf32x3":
         total = tl.dot(a, b, total, input_precision="tf32x3")
-    elif at.product == "tf32x2":  # b are codes, of which nothing is cut off
+    elif at.product == "tf32x2":  # b are codes, which tf32 holds exactly
         upper = upper_part(a)
         total = tl.dot(a - upper, b, total, input_precision="tf32")
         total = tl.dot(upper, b, total, input_precision="tf32")
     elif at.product == "tf32":
-        # The instruction does no more and no less; but sm_90 wants its second factor turned,
-        # and what goes through registers first is turned there, not loaded word by word.
+        # The instruction would cut off the same bits. But sm_90 wants its second factor transposed,
+        # and one that goes through registers is transposed there, not loaded word by word.
         total = tl.dot(upper_part(a), upper_part(b), total, input_precision="tf32")
     else:
         total = tl.dot(a, b, total, input_precision="ieee")
@@ -225,8 +226,8 @@ def scores_of(queries, pages, own, n, index, end, at: tl.constexpr):
     if at.chunk == at.page.block_dim:
         scores = add_product(q, load_keys(pages, own, n, end, 0, at), scores, at)
     else:
-        # 0, but the compiler cannot know: queries that it saw to be the same for each block it
-        # would load once, and hold in registers that there are not.
+        # Always 0, but the compiler cannot know: if it saw that queries are the same for each
+        # block, it would load them once, and hold them in more registers than there are.
         nothing = tl.multiple_of(tl.minimum(end, 0) * index, 16)
         for part in tl.static_range(at.page.block_dim // at.chunk):
             q = load_queries(heads + nothing, own_rows, part, at)
@@ -239,13 +240,13 @@ def attend_block(
     queries, pages, table, head, index, low, end, first, last, state, at: tl.constexpr,
     sees: tl.constexpr,
 ):  # fmt: skip
-    """The positions of block ``index`` into ``state``. Those from ``low`` to ``end`` are in
-    pages; unless it ``sees`` all of them, a row looks at ``first`` to ``last`` ([rows, 1] or a
-    number) alone.
+    """Add the positions of block ``index`` to ``state``. Those from ``low`` to ``end`` (exclusive)
+    are in pages. Unless ``sees`` is ``SEES_ALL``, a row only attends to positions ``first`` to
+    ``last`` (inclusive; [rows, 1] or a number).
 
-    ``queries`` are those of the first chunk of dimensions, where each row's heads begin, and
+    ``queries`` are the queries of the first chunk of dimensions, where each row's head begins, and
     which rows are the program's own. The state is highest score, sum, mixed values and the
-    pages of this block: those of the next are asked for here, so that the loads of K and V
+    pages of this block. Those of the next block are loaded here, so that the loads of K and V
     never wait for a page table."""
     top, total, mixed, page = state
     run: tl.constexpr = at.page_run
@@ -261,7 +262,7 @@ def attend_block(
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     base = higher
-    if sees == SEES_MAYBE_NONE or at.window > 0:  # -inf - -inf is no number
+    if sees == SEES_MAYBE_NONE or at.window > 0:  # -inf - -inf is NaN
         base = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores - base[:, None])
     old = tl.exp2(top - base)
@@ -275,7 +276,7 @@ def attend_block(
 
 @triton.jit
 def no_state(table, index, low, end, at: tl.constexpr):
-    """Of rows that have seen nothing, before block ``index``."""
+    """The state, before block ``index``, of rows that have seen nothing."""
     top = tl.full([at.rows], float("-inf"), tl.float32)
     total = tl.full([at.rows], 0.0, tl.float32)
     mixed = tl.full([at.rows, at.page.block_dim], 0.0, tl.float32)
@@ -307,8 +308,8 @@ def _attend_span(
     heads = q + row * q_stride + query_heads * at.page.head_dim
     queries = load_queries(heads, own_heads, 0, at), heads, own_heads
     state = no_state(table, low // at.block, low, high, at)
-    # By number, not by position: that a block begins at a multiple of its size must be plain
-    # to the compiler, or it loads K element by element.
+    # Counts blocks rather than positions: the compiler has to see that a block begins at a multiple
+    # of its size, or it loads K element by element.
     for index in range(low // at.block, (high + at.block - 1) // at.block):
         state = attend_block(
             queries, pages, table, head, index, low, high, low, high - 1, state, at, SEES_SOME
@@ -320,9 +321,9 @@ def _attend_span(
 
 
 def pieces_of(spans: int) -> int:
-    """Programs a span of a launch that has room for so many (row, KV head, span) triples."""
+    """Programs per span of a launch with room for ``spans`` (row, KV head, span) triples."""
     if is_interpreted():
-        return 1  # one program after the other
+        return 1  # the interpreter runs one program after the other
     pieces = PIECES_MAX
     while pieces > 1 and pieces * spans > _PROGRAMS_MAX:
         pieces //= 2
@@ -347,8 +348,8 @@ def paged_attention(
     spans: int | None = None,
 ) -> torch.Tensor:
     """See the package; q and out may be float32, float16 or bfloat16. ``spans``: at least
-    ``span_count`` of the longest context; asked from the device (which waits for it) when it is
-    not given. Raises ``ValueError``."""
+    ``span_count`` of the longest context; if it is not given, it is read from the device, which
+    waits for the device. Raises ``ValueError``."""
     heads, head_dim, rows = q.shape[1], pool.layout.head_dim, batch.rows
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, given in (("q", q), ("out", out)):

@@ -1,5 +1,5 @@
-"""``paged_prefill``: what ``paged_attention`` computes, with long chunks given to torch's attention
-where our own has no vector instructions.
+"""``paged_prefill``: the same as ``paged_attention``, but long chunks go to torch's attention where
+our own has no vector instructions.
 
 Same arguments and result, but rows of a sequence must be consecutive positions, and the last
 bits depend on the chunking: not for deterministic mode. For such a chunk K and V are gathered
@@ -27,7 +27,7 @@ ROWS_MIN = 128
 
 
 def torch_is_quicker() -> bool:
-    """Whether it is with chunks of ``ROWS_MIN`` rows or more."""
+    """Whether torch's attention is faster for chunks of ``ROWS_MIN`` rows or more."""
     return not is_native() or cpu_level() is CpuLevel.PORTABLE
 
 
@@ -75,7 +75,7 @@ def by_torch(
 
 
 def _rows_of(batch: RaggedBatch, low: int, high: int) -> RaggedBatch:
-    """Rows ``[low, high)`` of one sequence, of the same page tables."""
+    """Rows ``[low, high)``, of one sequence, with the same page tables."""
     return replace(
         batch,
         row_sequence=batch.row_sequence[low:high],

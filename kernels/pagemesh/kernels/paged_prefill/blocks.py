@@ -1,4 +1,4 @@
-"""Which rows of prompts a GPU takes together, and where their contexts are."""
+"""Which rows of prompts a GPU computes together, and where their contexts are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagemesh.kernels.paged_attention.tiles import PAIRS
 
 I32 = NDArray[np.int32]
 BLOCK_WORDS = 4
-"""Of a block with its context."""
+"""int32 words of a block with its context."""
 
 
 def block_rows(group: int) -> int:
@@ -20,8 +20,9 @@ def block_rows(group: int) -> int:
 
 
 def row_blocks(row_indptr: NDArray[np.integer], group: int) -> I32:
-    """int32 [blocks, 2]: first and end row of each block of rows, none of two sequences; last rows
-    first, since they look at most and what begins late with much to do keeps all waiting.
+    """int32 [blocks, 2]: first and end row of each block, whose rows are all of one sequence. The
+    last rows come first, since they have the longest contexts, and a long block that starts late
+    would keep everything waiting.
 
     ``row_indptr``: [sequences + 1]; ``group``: query heads that share a KV head.
     """
@@ -41,8 +42,8 @@ def with_contexts(
     table_indptr: NDArray[np.integer],
 ) -> I32:
     """int32 [blocks, 4]: ``blocks``, the position of each one's first row, and where the page table
-    of its sequence begins: all that a program has to know, in one load. Positions and sequences
-    are of the rows that ``blocks`` names."""
+    of its sequence begins: all that a program has to know, in one load. ``row_position`` and
+    ``row_sequence`` are those of the rows to which ``blocks`` refers."""
     first = blocks[:, 0]
     contexts = (row_position[first], table_indptr[row_sequence[first]])
     return np.column_stack((blocks, *contexts)).astype(np.int32)

@@ -1,11 +1,11 @@
 """``paged_prefill`` on a GPU: chunks of consecutive positions, a block of rows at a time.
 
 One program takes one KV head and a block of (row, query head) pairs of one sequence, or a part
-of it where types or the width of a head leave room for fewer (``paged_attention.tiles``), and
+of it where types or the head width leave room for fewer (``paged_attention.tiles``), and
 goes through the context from its first position on: past pages and the chunk's own alike, since
 the chunk's K and V are in their pages already. Only blocks of positions that reach into the
 chunk are masked. (The tiling is that of FlashAttention-2, Dao, 2023.) Few rows make few programs,
-however long what comes before them is: there the context is parted, as in ``paged_attention``.
+however long their context is: then the context is split, as in ``paged_attention``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pagemesh.kernels.triton_support import (
 _BLOCK_WORDS = tl.constexpr(BLOCK_WORDS)
 SPLITS_MAX = 32
 _SPLIT_TOKENS_MIN = tl.constexpr(256)
-"""A part of a context has no fewer: to merge it takes as long as to go through them."""
+"""The fewest positions in a part of a context: merging a part takes as long as computing these."""
 _PROGRAMS_MAX = 256
-"""Two for each multiprocessor of a large GPU: fewer leave it idle."""
+"""Two for each multiprocessor of a large GPU: fewer would leave it partly idle."""
 
 
 @triton.jit(do_not_specialize=["first_of_all"])
@@ -116,9 +116,10 @@ def _attend_rows(
 
 
 def split_count(programs: int) -> int:
-    """Parts of the context, each a program's, where there are so many programs without."""
+    """How many parts, one program each, to split contexts into when that many ``programs`` run
+    without splitting."""
     if is_interpreted():
-        return 1  # one program after the other
+        return 1  # the interpreter runs one program after the other
     splits = 1
     while splits < SPLITS_MAX and 2 * splits * programs <= _PROGRAMS_MAX:
         splits *= 2
@@ -139,9 +140,9 @@ def paged_prefill(
     first_row: int = 0,
 ) -> torch.Tensor:
     """See the package; q and out may be float32, float16 or bfloat16. ``blocks``: int32
-    ``row_blocks`` ``with_contexts`` on the device; made from the batch (which waits for the
-    device) when it is not given. Rows before ``first_row`` are in none, those at a position below
-    0 may be in none: of these the result is 0 or what was in ``out``. Raises ``ValueError``."""
+    ``row_blocks`` ``with_contexts`` on the device; if not given, they are made from the batch,
+    which waits for the device. Rows before ``first_row`` are in no block. Those at a position below
+    0 may be in none: their result is 0 or what ``out`` held before. Raises ``ValueError``."""
     rows = batch.rows
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, given in (("q", q), ("out", out)):
@@ -165,7 +166,7 @@ def paged_prefill(
     rows_each, kv_heads = at.rows // at.group, pool.layout.kv_heads
     parts = triton.cdiv(block_rows(at.group), rows_each)
     splits = split_count(triton.cdiv(rows - first_row, rows_each) * kv_heads)
-    # None of one part, but of the same type: else the kernel would be compiled once more.
+    # Empty if there is one part, but of the same type: else the kernel would be compiled again.
     shape = (rows - first_row if splits > 1 else 0, q.shape[1], splits)
     states = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)

@@ -1,8 +1,8 @@
 """``quantise`` and ``dequantise`` on a GPU, and codes and scales for the kernels over pages.
 
 e4m3 is stored and read as its byte, by integer arithmetic: that runs on every architecture
-(sm_80 has no instruction for it) and in the interpreter. Where a byte is read at memory speed
-(attention), the instruction is used from sm_89 on.
+(sm_80 has no instruction for it) and in the interpreter. Attention, which reads bytes at memory
+speed, uses the instruction from sm_89 on.
 
     e4m3 byte  s eeee mmm, bias 7      normal: 2 ** (e - 7) * (1 + m / 8), at least 2 ** -6
                                        subnormal: m * 2 ** -9
@@ -27,8 +27,8 @@ _HALF_BIASES = tl.constexpr(2.0**8)
 
 @triton.jit
 def round_even(x):
-    """float32 ``x``, below 2 ** 22 in magnitude, to the nearest integer, ties to even: where
-    float32 has no room for a fraction, adding rounds."""
+    """float32 ``x``, below 2 ** 22 in magnitude, to the nearest integer, ties to even: a sum so
+    large that float32 has no bits left for a fraction is rounded to an integer."""
     return (x + _TO_EVEN) - _TO_EVEN
 
 
@@ -43,8 +43,8 @@ def to_e4m3(x):
     """float32 in -448 .. 448 to the byte of the nearest e4m3 value, ties to even."""
     bits = x.to(tl.int32, bitcast=True)
     size = tl.abs(x)
-    # The upper four bits of the exponent's sum and three of the mantissa, rounded at bit 20;
-    # a mantissa that rounds over carries into the exponent, as it should.
+    # The exponent, with the bias changed, and three bits of the mantissa, rounded at bit 20; a
+    # mantissa that overflows when rounded carries into the exponent, as it should.
     raw = size.to(tl.int32, bitcast=True)
     normal = ((raw + 0x7FFFF + ((raw >> 20) & 1)) >> 20) - ((127 - 7) << 3)
     subnormal = round_even(size * _SUBNORMALS).to(tl.int32)
@@ -54,8 +54,8 @@ def to_e4m3(x):
 
 @triton.jit
 def from_e4m3(byte):
-    """The float16 value, exact, of an e4m3 byte that is no NaN: its exponent and mantissa moved
-    to where float16 has them, and the bias made good (which also lifts subnormals)."""
+    """The exact float16 value of an e4m3 byte that is not NaN: exponent and mantissa are moved to
+    where float16 has them, and a product corrects the bias (for subnormals, too)."""
     wide = byte.to(tl.int16)
     moved = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     return moved.to(tl.float16, bitcast=True) * _HALF_BIASES
@@ -63,13 +63,13 @@ def from_e4m3(byte):
 
 @triton.jit
 def largest_of(x):
-    """The largest magnitude of a block; infinite where one is not a number."""
+    """The largest magnitude of a block; infinite if there is a NaN."""
     return tl.max(tl.where(x == x, tl.abs(x), float("inf")), 0)
 
 
 @triton.jit
 def scale_of(largest, kind: tl.constexpr):
-    """The scale of a row whose largest magnitude is ``largest``; not a number for infinity."""
+    """The scale of a row whose largest magnitude is ``largest``; NaN for infinity."""
     top: tl.constexpr = INT8_TOP if kind == "int8" else E4M3_TOP
     scale = tl.div_rn(largest, top)
     return tl.where(largest < float("inf"), scale, float("nan"))
@@ -77,7 +77,7 @@ def scale_of(largest, kind: tl.constexpr):
 
 @triton.jit
 def codes_of(x, scale, kind: tl.constexpr):
-    """float32 ``x`` as codes, int8 or the bytes of e4m3; 0 where the scale is 0 or no number."""
+    """float32 ``x`` as codes, int8 or the bytes of e4m3; 0 where the scale is 0 or NaN."""
     top: tl.constexpr = INT8_TOP if kind == "int8" else E4M3_TOP
     usable = scale > 0
     divided = tl.div_rn(x, tl.where(usable, scale, 1.0) + tl.zeros_like(x))
@@ -91,7 +91,7 @@ def codes_of(x, scale, kind: tl.constexpr):
 
 @triton.jit
 def numbers_of(codes, kind: tl.constexpr):
-    """What codes stand for, unscaled: a float type that holds them exactly."""
+    """The unscaled values of ``codes``, in a float type that holds them exactly."""
     if kind == "e4m3":
         return from_e4m3(codes)
     elif kind == "int8":

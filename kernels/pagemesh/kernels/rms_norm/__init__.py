@@ -2,12 +2,12 @@
 
     out[r] = x[r] / sqrt(mean(x[r] ** 2) + epsilon) * weight
 
-x       float32 [rows, width], rows contiguous; a view ``[rows * heads, head_dim]`` serves
-        normalised heads
+x       float32 [rows, width], rows contiguous; to normalise heads, pass a view
+        ``[rows * heads, head_dim]``
 weight  float32 [width]
 out     float32 [rows, width]; written, returned; may be ``x`` itself; allocated when not given
 
-A row's result depends on nothing but the row.
+A row's result depends only on the row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``rms_norm`` on a GPU: one program a row, one pass over memory."""
+"""``rms_norm`` on a GPU: one program per row, one pass over memory."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ x       float32 [rows, heads, head_dim]; a row's heads contiguous, any row strid
 cosine  float32 [rows, rotary_dim / 2], contiguous, of each row's position (angles in radians)
 sine    like ``cosine``
 
-Dimensions from ``rotary_dim`` on are left alone. A row's result depends on nothing but the row.
+Dimensions from ``rotary_dim`` on are left alone. A row's result depends only on the row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``rope`` on a GPU: one program a row and head."""
+"""``rope`` on a GPU: one program per row and head."""
 
 from __future__ import annotations
 

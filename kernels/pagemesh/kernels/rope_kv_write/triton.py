@@ -1,4 +1,4 @@
-"""``rope_kv_write`` on a GPU: one program a row and head of q, k or v."""
+"""``rope_kv_write`` on a GPU: one program per row and head of q, k or v."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class JoinedShape:
 
 @triton.jit
 def _store_head(codes, low, high, places, high_offset, place, kept, at: tl.constexpr):
-    """The halves of a head of K or V, at ``places`` and ``high_offset`` beyond, and the scale
-    of both."""
+    """Store the halves of a head of K or V, at ``places`` and ``high_offset`` beyond, and the scale
+    that they share."""
     kind: tl.constexpr = at.kind
     if kind != "float":
         scale = scale_of(tl.maximum(largest_of(low), largest_of(high)), kind)
@@ -53,7 +53,7 @@ def _prepare_heads(
     joined, cosine, sine, query_norm, key_norm, pages, slots, row_stride, epsilon,
     at: tl.constexpr,
 ):  # fmt: skip
-    page: tl.constexpr = at.page  # by this name it may be handed on, by Triton 3.6 too
+    page: tl.constexpr = at.page  # Triton 3.6 passes it on only under a name of its own
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     place = slot % page.page_size

@@ -5,7 +5,7 @@
 x    float32 [rows, 2 * width]: gate and up side by side, rows contiguous
 out  float32 [rows, width]; written, returned; allocated when not given
 
-A row's result depends on nothing but the row.
+A row's result depends only on the row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``softmax_draw``: a column of each row, drawn by the row's softmax, within limits.
+"""``softmax_draw``: draws a column of each row by the row's softmax, within limits.
 
     w[i, j]  = exp((x[rows[i], j] - max(x[rows[i]])) / temperatures[i]), 0 where limits leave j out
     sums[i, b] = sum of w[i, j] over the columns j of block b, SUM_BLOCK columns each
@@ -12,9 +12,9 @@ limits        what may be drawn, see ``Limits``; everything when not given
 weights       float32 [count, width], contiguous; w is written to it; not kept when not given
 columns       int64 [count]; sums  float64 [count, blocks]; returned
 
-Sums are float64. Where the highest of a row is no finite number, which includes a row with any
-NaN, the sum of its ``sums`` is none either, its column is 0 and its w mean nothing. What is
-returned for a row depends on nothing but the row, its temperature, its uniform and its limits.
+Sums are float64. If the highest value of a row is not finite, which includes a row with any NaN,
+the sum of its ``sums`` is not finite either, its column is 0 and its w are meaningless. What is
+returned for a row depends only on the row, its temperature, its uniform and its limits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SUM_BLOCK = reference.SUM_BLOCK
 
 
 class Limits(NamedTuple):
-    """For each row what may be drawn; one after the other, and the highest w in any case.
+    """What may be drawn from each row. Limits apply in this order; the highest w always stays.
 
-    min_p  float32 [count], in [0, 1]; leaves w >= min_p (the highest is 1); 0 for all
-    top_k  int64 [count]; leaves the top_k highest; 0, or what is at least width, for all
-    top_p  float64 [count], in [0, 1]; leaves, from the highest down, what has less than top_p of
-           the sum of what the others left before it; 1 for all
+    min_p  float32 [count], in [0, 1]; keeps w >= min_p (the highest is 1); 0 keeps all
+    top_k  int64 [count]; keeps the top_k highest; 0, or at least width, keeps all
+    top_p  float64 [count], in [0, 1]; of the w that the other limits keep, keeps, from the highest
+           down, those before which there is less than top_p of their sum; 1 keeps all
 
-    Of equals at an edge the lowest columns are left. All are contiguous.
+    Among equals at an edge the lowest columns are kept. All are contiguous.
     """
 
     min_p: torch.Tensor
@@ -56,7 +56,7 @@ def softmax_draw(
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(columns, sums)``; see the module. Raises ``ValueError`` on a wrong shape or dtype,
-    ``IndexError`` for a row that ``x`` has not."""
+    ``IndexError`` for a row that ``x`` does not have."""
     width, count = x.shape[-1], len(rows)
     rows_float32(x, "x", width)
     _check("rows", rows, count, torch.int64)

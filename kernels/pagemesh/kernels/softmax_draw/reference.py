@@ -36,7 +36,7 @@ def softmax_draw(
 
 
 def limited(weights: torch.Tensor, min_p: float, top_k: int, top_p: float) -> torch.Tensor:
-    """``weights`` ([width], the highest is 1) with 0 for what the limits leave out."""
+    """``weights`` ([width], the highest is 1) with 0 for those that the limits exclude."""
     falling, columns = weights.sort(descending=True, stable=True)
     kept = falling >= min_p
     if top_k > 0:
@@ -53,11 +53,11 @@ def _invert(blocks: list[torch.Tensor], sums: torch.Tensor, uniform: float) -> i
     whole = float(edges[-1])
     if not math.isfinite(whole):
         return 0
-    # A uniform below 1 never makes the whole sum, however it rounds; one of 1 would.
+    # Stays below the whole sum, even if a uniform just below 1 makes the product round up to it.
     target = min(uniform * whole, math.nextafter(whole, 0.0))
     block = int((edges <= target).sum())
     below = float(edges[block - 1]) if block else 0.0
     beyond = (below + blocks[block].cumsum(0) > target).nonzero()
-    # Where the two ways to sum round differently it is the last that weighs anything.
+    # If the two ways of summing round differently, take the last column with a weight above 0.
     found = beyond[0] if len(beyond) else blocks[block].nonzero()[-1]
     return block * SUM_BLOCK + int(found)

@@ -1,4 +1,4 @@
-"""``top_scores``: log-probabilities of a few columns of a row, and of its highest.
+"""``top_scores``: log-probabilities of given columns of a row, and of its highest ones.
 
     scores[i, j]      = s[i, columns[i, j]]
     top_columns[i, j] = the column of the j-th highest of x[rows[i]], j < top_counts[i]
@@ -9,14 +9,15 @@ where s[i] is ``log_softmax`` of x[rows[i]], to the last bit: base e.
 x            float32 [n, width], rows contiguous, not modified; minus infinity is a forbidden token
 rows         int64 [count], contiguous; a row of x may be named several times
 columns      int64 [count, m], contiguous; m may be 0
-top_counts   int64 [count], contiguous, not below 0; what is above width counts as that
+top_counts   int64 [count], contiguous, not below 0; numbers above width count as width
 scores       float32 [count, m]; top_columns  int64 [count, most]; tops  float32 [count, most];
-             returned; ``most`` is the highest of ``top_counts``, but at most width; 0 beyond what a
-             row was asked for
+             returned; ``most`` is the highest of ``top_counts``, but at most width; 0 beyond the
+             count of a row
 
-The lowest columns come first among equals: of x, not of s, where different ones may be rounded to
-the same. A row with any NaN has its first columns in place of the highest, and no number for a
-score. What is returned for a row depends on nothing but the row, its columns and its count.
+Among equals the lowest columns come first: equals in x, not in s, where different values may be
+rounded to the same. For a row with any NaN the first columns are returned in place of the highest,
+and all scores are NaN. What is returned for a row depends only on the row, its columns and its
+count.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def top_scores(
     x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, top_counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(scores, top_columns, tops)``; see the module. Raises ``ValueError`` on a wrong shape or
-    dtype, ``IndexError`` for a row or column that ``x`` has not."""
+    dtype, ``IndexError`` for a row or column that ``x`` does not have."""
     width, count = x.shape[-1], len(rows)
     rows_float32(x, "x", width)
     _check("rows", rows, (count,))

@@ -1,4 +1,4 @@
-"""``top_scores`` row by row, by sorting it."""
+"""``top_scores`` row by row, by sorting each row."""
 
 from __future__ import annotations
 
