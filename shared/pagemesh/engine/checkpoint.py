@@ -36,7 +36,7 @@ _SETTLED_NS = 2_000_000_000
 digest is not cached yet."""
 
 Version = tuple[int, ...]
-"""Of a file: changes when the file is written to."""
+"""A file's version: changes when the file is written to."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the stage, the amount done and the total: in bytes, or in tensors when
@@ -236,7 +236,7 @@ def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> byte
         if len(remembered) == 32:
             return remembered
     except (OSError, ValueError):
-        pass  # not known yet, or a torn file that an older version left: read it again
+        pass  # not known yet, or a file torn at an earlier time: read it again
     digest, done = hashlib.sha256(), 0
     try:
         file = path.open("rb")

@@ -29,8 +29,8 @@ class UsableCores:
     @property
     def thread_count(self) -> int:
         """Threads of a step, at least one. A quota is rounded down: a thread that the quota does
-        not cover in full would be throttled, and all others would wait for it at the next barrier.
-        The remainder is left to threads that do not compute."""
+        not cover in full is throttled, and all others are throttled with it or wait for it at the
+        next barrier. The remainder is left to threads that do not compute."""
         return max(1, math.floor(min(self.own_count, self.quota)))
 
     def __str__(self) -> str:

@@ -181,7 +181,7 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
     try:
         return msgspec.json.decode(known.read_bytes(), type=DecoderConfig)
     except (OSError, msgspec.MsgspecError):
-        pass  # not known yet, or a torn file that an older version left
+        pass  # not known yet, or a file torn at an earlier time
     config = decoder_config(read_config(folder), where=f"model {folder}")
     if not path.is_file() or path.read_bytes() != content:
         raise changed(path)  # else the result would be kept under the wrong content for good

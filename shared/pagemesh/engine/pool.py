@@ -73,7 +73,7 @@ class WorkerPool:
         return self.pages.page_count
 
     def watch(self, slots: Sequence[int], leases: Sequence[int]) -> LeaseWatch:
-        """Tells, as often as it is asked, whether each lease stands by the word in its slot."""
+        """A watch that tells, whenever asked, whether each lease stands by the word in its slot."""
         return self._file.headers.watch(slots, leases)
 
     def is_fresh(self, row: StepRow) -> bool:

@@ -69,9 +69,9 @@ def load_prepared(
     progress: Progress,
     weight_type: AskedType = "float32",
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of ``recipes`` by name, matrices as panels of ``weight_type``. They are mapped
-    from ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is written if it
-    does not exist, and must not be written to. ``digest``: see ``kept_digest``.
+    """Every tensor of ``recipes`` by name, matrices as panels of ``weight_type``; read-only. They
+    are mapped from ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is
+    made if it does not exist. ``digest``: see ``kept_digest``.
 
     Raises ``ConfigError`` when a tensor is missing or broken, or the disk is full, and
     ``FilesChangedError``.

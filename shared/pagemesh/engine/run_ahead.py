@@ -53,7 +53,7 @@ class Guesses:
     def __init__(self, draft_tokens_max: int) -> None:
         self._each_max = draft_tokens_max
         self._chances: dict[SequenceKey, F32] = {}
-        """For the sequences of the last run, which updates them in place."""
+        """By sequence of the last run, which updates them in place."""
 
     @property
     def wanted(self) -> bool:

@@ -25,7 +25,7 @@ from pagemesh.wire.tokens import U32
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 Key = tuple[int, int, tuple[int, ...], int]
-"""Of a text: the id of its array, its address and strides, and the id of its parameters."""
+"""Names a text: the id of its array, its address and strides, and the id of its parameters."""
 _KEPT_MAX = 1024
 """Texts; one is also dropped when its array is freed."""
 _NEW_TOKENS_MAX = 64

@@ -142,8 +142,8 @@ class HeaderTable:
         return fresh
 
     def watch(self, slots: Sequence[int] | U32, leases: Sequence[int] | U64) -> LeaseWatch:
-        """A watch that tells, as often as it is asked, whether each lease stands by the word in its
-        slot. Raises ``ValueError`` when there are not as many leases as slots."""
+        """A watch that tells, whenever asked, whether each lease stands by the word in its slot.
+        Raises ``ValueError`` when there are not as many leases as slots."""
         return LeaseWatch(self._native, self._leases, slots, leases)
 
     def lease_word(self, slot: int) -> int:

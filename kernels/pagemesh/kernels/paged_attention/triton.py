@@ -42,7 +42,7 @@ PIECES_MAX = 4
 one after the other, at a microsecond each, even if the rest of the device is idle."""
 _PIECE_TOKENS = tl.constexpr(SPAN_TOKENS // PIECES_MAX)
 _PROGRAMS_MAX = 1024
-"""Spans are not cut into more programs than this in all, idle ones included: it is enough."""
+"""Programs that keep a device busy, idle ones included: spans are not cut into more than this."""
 SEES_ALL = tl.constexpr(0)
 """Every row sees all positions of the block."""
 SEES_SOME = tl.constexpr(1)

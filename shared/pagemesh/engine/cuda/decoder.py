@@ -69,7 +69,7 @@ class CudaDecoder:
         self.config = config
         self._forward = DeviceForward(config, weights)
         self._pool: weakref.ref[KvPool] | None = None
-        """Of the running step. Weak, since memory is freed only with the last view of it."""
+        """The running step's. Weak, since memory is freed only with the last view of it."""
         self._memory: tuple[object, ...] | None = None
         self._graphs: StepGraphs | None = None
         self._graph_rows_max = 0
@@ -122,7 +122,7 @@ class CudaDecoder:
         rows = min(_WARM_UP_ROWS, size)
         batch = ragged_batch([np.zeros(1, np.uint32)], [0], [rows], size)
         every = torch.arange(rows)
-        # Launches with one span, with few spans to merge and with many.
+        # Launches with room for few parts to merge, and for many.
         tried = [
             StepRows(None, (Launch(0, rows, int(spans)),), NO_BLOCKS) for spans in SPANS_STEPS[:3]
         ]

@@ -105,7 +105,7 @@ class Bucket:
 
 
 def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
-    """The smallest bucket that holds a step; None when the step is too large for any.
+    """The smallest bucket that holds a step; None when the step is too large for any, or empty.
 
     Without prompts, rows are rounded up to powers of two up to 8, to multiples of 8 up to 64 and of
     16 above, so that at most half of them, or 15, are padding. Beside prompts they are rounded up
@@ -129,9 +129,8 @@ def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
 
 
 def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
-    """The buckets of most steps, and those that stand in for others, for at most ``rows_max`` rows
-    and ``spans_max`` spans. The largest with prompts come first: the others fit into their
-    memory."""
+    """The buckets of most steps of up to ``rows_max`` rows and ``spans_max`` spans, and those that
+    stand in for others. The largest with prompts come first: the others fit into their memory."""
     spans_there = [spans for spans in _COMMON_SPANS if spans < 4 * spans_max]
     beside = [
         bucket_of(rows, spans, chunk)

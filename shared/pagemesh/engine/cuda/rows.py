@@ -86,8 +86,8 @@ class AloneRows:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """The sections as tensors on the device. ``batch`` is for kernels only: its ``row_indptr`` is a
-    copy of ``table_indptr``, since no kernel reads it. Rows that are in no part of ``alone`` are in
+    """The sections as tensors on the device. ``batch`` is for kernels only: its ``row_indptr`` just
+    repeats ``table_indptr``, since no kernel reads it. Rows that are in no part of ``alone`` are in
     ``blocks``."""
 
     tokens: torch.Tensor
