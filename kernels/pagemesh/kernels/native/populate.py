@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 _POPULATE_READ = 22
 CLEAR_S = 4.0
-"""How long a pool's creator clears it: a GiB takes a tenth of a second, or two where a virtual
+"""How long a pool's creator clears it. A GiB takes 0.1 s, or several times as long where a virtual
 machine's host has yet to supply the memory."""
 _ZEROS = memoryview(bytes(1 << 20))
 SLICE_BYTES = 256 << 10

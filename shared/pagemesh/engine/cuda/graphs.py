@@ -3,7 +3,7 @@
 A graph replays the same kernels at the same addresses, so one is captured for each bucket of
 (rows that attend by themselves, spans of their context, rows of prompts), and a step is padded to
 the smallest bucket that holds it. Without graphs a step that keeps the device busy only briefly is
-bound by kernel launches: ten kernels a layer, which take the host 0.4 ms.
+bound by kernel launches: ten kernels a layer take the host 0.4 ms.
 
 Common buckets are captured before the first step (``StepGraphs.prepare``), others once steps have
 wanted them often. Until then the smallest captured bucket that holds such a step stands in, since a
