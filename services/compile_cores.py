@@ -2,9 +2,9 @@
 
     python services/compile_cores.py [--if-stale]
 
-The sources are what runs where this was not done, and what it is done from: they are ordinary
-Python. What comes out lies in ``pagemesh/pager/compiled`` and is used by
-``pagemesh.runtime.compiled`` while the sources are as they were.
+Compiling is optional: the sources are ordinary Python and run interpreted without it. The extension
+modules are written to ``pagemesh/pager/compiled``; ``pagemesh.runtime.compiled`` uses them for as
+long as the sources have not changed since.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pagemesh.runtime.compiled import FOLDER, STAMP, SUFFIX, stamp_of  # noqa: E
 
 PAGER = ROOT / "services" / "pagemesh" / "pager"
 USED = ROOT / "shared" / "pagemesh" / "wire"
-"""Whose types the compiled modules rely on."""
+"""Sources whose types the compiled modules depend on; a change to them makes those stale too."""
 CORES = (
     "books", "recovery", "regrow", "state", "eviction/*", "leases/*", "pages/*", "retention/*",
     "tree/*",
 )  # fmt: skip
 INTERPRETED = ("leases/states.py", "pages/ledger_error.py")
-"""mypyc has no classes below most of Python's own."""
+"""Not compiled: mypyc does not support subclasses of most built-in classes."""
 BUILD_FOLDER = ROOT / "build" / "cores"
 GROUP = "pagemesh_pager"
 MYPY_FLAGS = (
@@ -48,7 +48,7 @@ def sources() -> list[Path]:
 
 
 def is_stale() -> bool:
-    """Nothing was compiled from the sources as they are, the way it is done now."""
+    """Whether compiled modules are missing, or come from other sources or another recipe."""
     stamp, folder = PAGER / FOLDER / STAMP, PAGER / FOLDER
     if not stamp.exists():
         return True
@@ -59,13 +59,13 @@ def is_stale() -> bool:
 
 
 def _recipe() -> str:
-    """Says how it is compiled."""
+    """Identifies how the modules are compiled: the hash of this file."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def compile_cores() -> Path:
-    """Compile and install them; returns their folder. Raises ``ChildProcessError`` with what the
-    compiler said."""
+    """Compile and install the modules; returns their folder. Raises ``ChildProcessError`` with the
+    last lines of the compiler's output."""
     shutil.rmtree(BUILD_FOLDER, ignore_errors=True)
     BUILD_FOLDER.mkdir(parents=True)
     made_from = stamp_of([PAGER, USED])
@@ -85,14 +85,15 @@ def compile_cores() -> Path:
         names.append(".".join(file.relative_to(built).parts))
         shutil.copy2(file, fresh / names[-1])
     (fresh / STAMP).write_text("\n".join([made_from, _recipe(), *sorted(names)]))
-    (folder / STAMP).unlink(missing_ok=True)  # whoever starts meanwhile runs the sources
+    (folder / STAMP).unlink(missing_ok=True)  # a pager that starts now runs the sources
     shutil.rmtree(folder, ignore_errors=True)
     shutil.move(fresh, folder)
     return folder
 
 
 def _compiler() -> dict[str, str]:
-    """Environment that names clang, where the compiler that Python was built with is not there."""
+    """Environment variables that select clang if the compiler that Python was built with is
+    missing."""
     built_with = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if "CC" in os.environ or shutil.which(built_with) or not shutil.which("clang"):
         return {}
@@ -100,8 +101,8 @@ def _compiler() -> dict[str, str]:
 
 
 def run_mypyc(files: list[str]) -> None:
-    """In a process and a folder of its own: mypyc writes where it stands, and ends the process
-    where it finds an error."""
+    """Compile ``files``. Run in a process and a folder of its own, since mypyc writes to the
+    current folder and exits the process on an error."""
     from mypyc.build import mypycify
     from setuptools import Distribution
 

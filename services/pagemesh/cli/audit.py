@@ -1,4 +1,4 @@
-"""``pagemesh audit``: does what pagers, workers and tickets say of leases and pages add up?"""
+"""``pagemesh audit``: do the reports of pagers and workers on leases, tickets and pages agree?"""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ from pagemesh.wire.pager_reports import (
 )
 
 Looks = list[tuple[Look, Look]]
-"""Of each host the first and the second."""
+"""The first and the second look at each host."""
 Unheard = dict[str, Fault]
-"""Hosts whose pagers do not answer, and what there is instead."""
+"""Hosts whose pager did not answer, with the fault that came instead."""
 _BETWEEN_S = 1.5
-"""Longer than what is under way between a worker and its pager takes, faults aside."""
+"""Pause between the looks: longer than a message between a worker and its pager is in flight,
+faults aside."""
 _PARTS_MAX = 64
-"""Of a list of leases: far more than a pager can have."""
+"""Limit on the parts that a pager's list of leases comes in; no pager has that many leases."""
 _STILL_SILENT_MS = 2_000
-"""For who has been silent for ``ASK_TIMEOUT_MS`` before."""
+"""Timeout for a worker that has already been silent for ``ASK_TIMEOUT_MS``."""
 
 
 @click.command()
@@ -75,8 +76,8 @@ async def _look_twice(arguments: Mapping[str, object]) -> tuple[Looks, Unheard]:
 
 
 async def _looks(mesh: Mesh) -> tuple[Looks, Unheard]:
-    """Two looks at each host, and why there are none at others: their pagers did not answer, in
-    either of them. What one does not say hides nothing of what the others do."""
+    """Two looks at each host, and the faults of the hosts whose pager failed to answer in either
+    look. One such host does not keep the others from being audited."""
     unheard: Unheard = {}
 
     async def look(host: str, silent_before: frozenset[str] = frozenset()) -> Look | None:
@@ -93,11 +94,11 @@ async def _looks(mesh: Mesh) -> tuple[Looks, Unheard]:
 
 
 async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset()) -> Look:
-    """What everybody of ``host`` says now; who was silent before may have lost its session
-    meanwhile, and is asked all the same. Raises what ``_report`` raises."""
+    """What the pager and the workers of ``host`` report now. Workers in ``silent_before`` are asked
+    even if the pager has dropped their sessions since. Raises what ``_report`` raises."""
     report = await _report(mesh, host)
     announced = {worker.name for worker in mesh.workers if worker.host == host}
-    names = sorted(announced.union(report.workers, silent_before))  # the frozen announce nothing
+    names = sorted(announced.union(report.workers, silent_before))  # frozen ones do not announce
     asked = [
         call(
             mesh.bus, subjects.worker_report(name), InspectWorker(), WorkerReport,
@@ -120,8 +121,8 @@ async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset
 
 
 async def _report(mesh: Mesh, host: str) -> PagerReport:
-    """The pager's, with all of its leases, in as many parts as it takes. Raises ``Fault``: it does
-    not answer, or began anew meanwhile."""
+    """The pager's report with all of its leases, fetched in parts. Raises ``Fault`` when the pager
+    does not answer or restarted between two parts."""
     whole: PagerReport | None = None
     leases: list[LeaseLine] = []
     for _ in range(_PARTS_MAX):
@@ -141,7 +142,8 @@ async def _report(mesh: Mesh, host: str) -> PagerReport:
 
 
 def _summary(first: Look, second: Look) -> str:
-    """What there is in the second look, and who was silent in either: it may be gone by then."""
+    """The counts of the second look, and the workers that were silent in either: one that was
+    silent in the first may be gone by the second."""
     pager, names = second.pager, _silent(first, second)
     silent = f"; no answer from {', '.join(names)}" if names else ""
     return (
@@ -157,8 +159,9 @@ def _silent(first: Look, second: Look) -> list[str]:
 
 
 def _verdict(looks: Looks, unheard: Collection[str] = ()) -> str:
-    """When nothing was found: of the silent nobody knows what they hold, and what they say in one
-    look alone is no finding. Pins are judged by the second look."""
+    """The verdict when there are no findings. It covers only what was reported if a worker was
+    silent in either look, since findings about leases need both, or if the second look counted no
+    pins."""
     parts = any(_silent(*both) or not both[1].pager.are_pins_counted for both in looks)
     return "what was told adds up" if parts or unheard else "all of it adds up"
 

@@ -100,7 +100,7 @@ def bench(
 
 
 def sample_tokens(http: httpx.Client) -> list[int]:
-    """Ids to make prompts of, in order. Raises ``ChatError``."""
+    """Sorted token ids to build prompts from. Raises ``ChatError``."""
     body = {"prompt": SAMPLE, "add_special_tokens": False}
     try:
         tokens = answer_of(http.post("/tokenize", json=body)).get("tokens")
@@ -112,8 +112,8 @@ def sample_tokens(http: httpx.Client) -> list[int]:
 
 
 def run(server: Server, asked: Asked, tokens: list[int]) -> Outcome:
-    """With progress on a terminal's stderr; Ctrl-C ends it early. Raises ``RequestFailedError``
-    when not even a small request, which does not count, gets its answer."""
+    """Run the benchmark, showing progress on stderr if that is a terminal; Ctrl-C ends it early.
+    Raises ``RequestFailedError`` when a small warm-up request, which is not counted, fails."""
     texts = prompts(
         tokens, asked.requests, asked.input_tokens, asked.shared_tokens, Random(asked.seed)
     )

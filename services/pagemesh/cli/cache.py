@@ -1,4 +1,4 @@
-"""``pagemesh cache``: look at what the pagers of a mesh cache, pin prefixes, drop what is stale."""
+"""``pagemesh cache``: inspect what a mesh's pagers cache, pin prefixes, invalidate prefixes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ROOT_HELP = "Only the tree whose root starts with these hexadecimal digits."
 
 
 def _door(command: F) -> F:
-    """What every command at the door takes."""
+    """Add the flags that all commands share."""
     command = bus_flags(command)
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, an entry per host.")(
         command
@@ -122,8 +122,8 @@ def pin(
     The gateway tokenizes text and messages. The API key (PAGEMESH_API_KEY) tells it whose cache
     they are in.
     """
-    bus_config(arguments)  # what is wrong with the settings is said before anything is asked
-    # Who has tokens has no need of a gateway, and must not be asked which.
+    bus_config(arguments)  # report wrong settings before asking the gateway
+    # Token ids need no gateway, so an ambiguous one must not be an error.
     client = client_config(arguments) if tokens is None else ClientConfig()
     wanted = prefixes(Prefix(text, messages, salt, root, tokens), client)
     asks = [PinPrefix(root=root, tokens=ids, ttl_s=ttl_s) for root, ids in wanted]
@@ -185,8 +185,8 @@ def _each(
     as_json: bool,
     after: After | None = None,
 ) -> int:
-    """Ask every pager, show what each says. 1 when one did not do what was asked: but for those
-    that have nothing of what was named, where another has it."""
+    """Ask every pager and show its answer. Returns 1 if one failed; a pager that has nothing of
+    what was named has not failed as long as another has it."""
     answers = asyncio.run(_ask(arguments, verb, asks, kind, after))
     if as_json:
         entries = [_entry(host, answer) for host, answer in answers]
@@ -199,13 +199,14 @@ def _each(
 
 
 def _is_done(answers: Sequence[Message | Fault]) -> bool:
-    """Whether somebody did it, and whoever did not has nothing to do it to."""
+    """Whether at least one pager did it, and the others have nothing of what was named."""
     faults = [answer for answer in answers if isinstance(answer, Fault)]
     return len(faults) < len(answers) and all(map(_has_nothing, faults))
 
 
 def _has_nothing(error: Fault) -> bool:
-    """What a pager says that was asked; of one that is not there nobody knows."""
+    """Whether a pager answered that it has nothing of what was named. What a pager that is not
+    there has is unknown."""
     return isinstance(error, Gone) and not isinstance(error, Absent)
 
 

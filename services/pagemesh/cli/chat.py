@@ -83,7 +83,7 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     if prompt:
         with contextlib.suppress(ImportError):  # not every Python has it
-            import readline  # noqa: F401  (``input`` has lines edited and recalled with it)
+            import readline  # noqa: F401  (gives ``input`` line editing and history)
     while True:
         try:
             text = typed(input(prompt)).strip()
@@ -120,8 +120,8 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
 
 
 def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) -> Answer:
-    """The answer goes to stdout as it comes (wrapped at words on a terminal, elsewhere to the
-    letter), what it took to stderr."""
+    """Stream the answer to stdout (wrapped at words on a terminal, otherwise verbatim), then print
+    its token counts and times to stderr."""
     on_terminal = sys.stdout.isatty()
     wrap = WordWrap(shutil.get_terminal_size().columns)
 
@@ -139,5 +139,5 @@ def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) 
 
 
 def _notes() -> Console:
-    """Where all that is no answer goes. Names and errors are shown as they are."""
+    """The console for everything but answers. Names and errors are printed without markup."""
     return Console(stderr=True, highlight=False, markup=False, emoji=False)

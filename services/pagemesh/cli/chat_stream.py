@@ -1,7 +1,7 @@
-"""One answer of a chat: the request, and what its stream of events says.
+"""One answer of a chat: sends the request, reads its stream of events and times it.
 
-Parses what the gateway streams (lines ``data: {...}``, ``data: [DONE]`` at the end) and
-times it. A stream that ends without ``[DONE]`` was cut off, and that is an error.
+The gateway streams lines ``data: {...}`` and ends with ``data: [DONE]``. A stream that ends without
+``[DONE]`` was cut off, which is an error.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _LINE_CHARACTERS_MAX = 1 << 20
 _NO_ROOM = frozenset({"context_length_exceeded", "quota_exceeded"})
 _NO_GATEWAY = "which is no answer of a gateway; name it with --url"
 _RATE_S_MIN = 0.1
-"""Tokens travel a few at a time: what came within less says nothing of their rate."""
+"""Tokens arrive several at a time, so a shorter span says nothing about their rate."""
 Message = dict[str, str]
 
 
 class ChatError(PagemeshError):
-    """The mesh refused or broke off; the message is its own."""
+    """The mesh refused the request or broke off the answer; the message is the mesh's."""
 
 
 class NoRoom(ChatError):
-    """The conversation, or it with its answer, is more than the context or the quota holds."""
+    """The conversation, with or without its answer, exceeds the context or the quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``text`` and what it took. Times are seconds since the request was sent."""
+    """An answer with its token counts and times, in seconds since the request was sent."""
 
     text: str
     finish: str
@@ -66,7 +66,7 @@ class Answer:
 
 def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -> httpx.Client:
     """An HTTP client for the gateway, whose URL may end in ``/v1`` as SDKs want it. Raises
-    ``ConfigError`` for what is no URL."""
+    ``ConfigError`` for an invalid URL or API key."""
     headers = {}
     if config.api_key.is_set:
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
@@ -78,7 +78,7 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     url = config.url.rstrip("/").removesuffix("/v1")
     try:
-        httpx.URL(url).host.encode("idna")  # as connecting does, which does not say what is wrong
+        httpx.URL(url).host.encode("idna")  # connecting would, with an obscure error
         return httpx.Client(
             base_url=url, headers=headers, timeout=timeout, transport=transport,
             trust_env=False,  # no proxies
@@ -89,7 +89,7 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
 
 
 def trusted() -> ssl.SSLContext:
-    """Whom the environment has us trust. Raises ``ConfigError``."""
+    """The TLS context with the CAs that the environment names. Raises ``ConfigError``."""
     try:
         return httpx.create_ssl_context()
     except OSError as error:
@@ -99,7 +99,8 @@ def trusted() -> ssl.SSLContext:
 
 
 def served_model(http: httpx.Client) -> str:
-    """The name of the model that is served. Raises ``ConfigError`` when nobody is there."""
+    """The name of the model that is served. Raises ``ConfigError`` when nothing answers there, and
+    ``ChatError`` when no model is served."""
     try:
         response = http.get("/v1/models")
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
@@ -117,8 +118,8 @@ def served_model(http: httpx.Client) -> str:
 
 
 def tls_failure(http: httpx.Client, error: httpx.HTTPError) -> ConfigError | None:
-    """What to tell of an ``error`` of who is there and does not speak TLS, or not as we trust it;
-    None: it is another."""
+    """The error to report if ``error`` was caused by TLS: the server does not speak it, or we do
+    not trust its certificate. None for any other cause."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -132,8 +133,8 @@ def tls_failure(http: httpx.Client, error: httpx.HTTPError) -> ConfigError | Non
 
 
 def answer_of(response: httpx.Response) -> dict[str, Any]:
-    """The object that a gateway answered. Raises ``ChatError`` with what it says is wrong, or when
-    this is no answer of a gateway."""
+    """The JSON object that a gateway answered. Raises ``ChatError`` with the gateway's error, or if
+    the answer is not a gateway's."""
     if response.is_error:
         raise _refusal(response)
     try:
@@ -146,9 +147,9 @@ def answer_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]) -> Answer:
-    """Stream one chat completion; ``on_text`` gets each piece. ``max_tokens`` is the most that is
-    wanted: where less is left, the answer gets that. Raises ``ChatError``, ``NoRoom`` where
-    nothing is left."""
+    """Stream one chat completion; ``on_text`` gets each piece. ``max_tokens`` is an upper limit: if
+    the context has less left, the answer gets that. Raises ``ChatError``, and ``NoRoom`` if nothing
+    is left."""
     sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
     started = time.monotonic()
     text, finish, first_s = "", "", 0.0
@@ -159,7 +160,7 @@ def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]
                 response.read()
                 refused = _refusal(response)
                 if isinstance(refused, NoRoom) and "max_tokens" in body:
-                    # Without a length of its own an answer may use what is left, which is less.
+                    # Without max_tokens, an answer may use what is left.
                     rest = {name: value for name, value in body.items() if name != "max_tokens"}
                     return ask(http, rest, on_text)
                 raise refused
@@ -187,8 +188,8 @@ def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The events of a stream. Raises ``ChatError`` for an error event, for what is no event
-    and for an end without ``[DONE]``."""
+    """The events of a stream. Raises ``ChatError`` for an error event, a malformed event and an end
+    without ``[DONE]``."""
     for line in lines:
         if not line.startswith("data:"):
             continue  # a blank line between events, or a comment that keeps the line open
@@ -208,7 +209,7 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def _told(error: dict[str, Any], status: int) -> ChatError:
-    # A quota that others have used up for now (429) is no matter of the conversation.
+    # A quota used up by other requests for now (429) has nothing to do with this conversation.
     is_full = error.get("code") in _NO_ROOM and status != httpx.codes.TOO_MANY_REQUESTS
     return (NoRoom if is_full else ChatError)(error.get("message", "unknown error"))
 

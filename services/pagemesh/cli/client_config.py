@@ -1,4 +1,4 @@
-"""What commands that talk to a running mesh take."""
+"""Settings of the commands that talk to a running mesh."""
 
 # ruff: noqa: RUF009  (a Secret is immutable, which ruff cannot know)
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``pagemesh doctor``: what on this machine would stop a mesh, and what to do about it."""
+"""``pagemesh doctor``: finds what would keep a mesh from running here, and says what to do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, what was found, and whether a mesh can live with it."""
+    """One line: what was checked, what was found, and whether a mesh can run with it."""
 
     topic: str
     ok: bool
@@ -86,9 +86,9 @@ def doctor(**arguments: Any) -> int:
 def examine(
     environ: Mapping[str, str], flags: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Finding]:
-    """Every finding on the mesh that ``up`` would start with these variables and flags (by
-    variable); a check that is refused says why in the words of its ``ConfigError``. Raises
-    ``ConfigError`` for one that cannot be read."""
+    """Check the mesh that ``up`` would start with these variables and flags (by variable). The
+    text of a failed check is its ``ConfigError``. Raises ``ConfigError`` for a setting that cannot
+    be read."""
     config = load_service_config(environ, flags)
     given = {**environ, **flags}
     up = for_device(load(UpConfig, environ, flags), config, given)

@@ -1,5 +1,5 @@
-"""How commands that talk to a gateway find it: without ``--url`` it is that of the one `pagemesh
-up` that runs on this machine."""
+"""How commands find the gateway: by ``--url``, else they take that of the only `pagemesh up` on
+this machine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ gateway_flags = config_flags(
     ClientConfig,
     defaults={"PAGEMESH_URL": f"that of `pagemesh up` on this machine, else {ClientConfig().url}"},
 )
-"""What says where the gateway is, and who asks."""
+"""The flags that name the gateway and authenticate the caller."""
 pool_dir_flag = config_flags(
     HostConfig,
     defaults={"PAGEMESH_POOL_DIR": "as in `pagemesh up`"},
     without=[each.variable for each in options(HostConfig) if each.variable != _POOL_DIR],
 )
-"""What says where a `pagemesh up` of this machine is found."""
+"""The flag that says where the `pagemesh up` processes of this machine are found."""
 
 
 def client_config(arguments: Mapping[str, object]) -> ClientConfig:
-    """The gateway that flags, environment or a running `pagemesh up` name. Raises
+    """The gateway named by flags, the environment or a running `pagemesh up`. Raises
     ``ConfigError``."""
     flags = given_flags(arguments)
     config = load(ClientConfig, os.environ, flags)
@@ -46,9 +46,9 @@ def client_config(arguments: Mapping[str, object]) -> ClientConfig:
 
 
 def of_named_mesh(files: Mapping[Path, str], base: Path, role: str, url: str) -> Mapping[Path, str]:
-    """Of the URLs in ``files`` (``running_urls``) those of the mesh below ``base`` whose URL for
-    ``role`` is ``url``: who names one of a mesh's URLs has named the mesh, be it none of these.
-    All where ``url`` is empty."""
+    """Those of ``files`` (from ``running_urls``) that belong to the mesh below ``base`` whose URL
+    for ``role`` is ``url``: naming one URL of a mesh selects that mesh, possibly one that is not
+    running here. All of them if ``url`` is empty."""
     if not url:
         return files
     place = _place(url)
@@ -59,8 +59,9 @@ def of_named_mesh(files: Mapping[Path, str], base: Path, role: str, url: str) ->
 
 
 def _place(url: str) -> tuple[str, int | None]:
-    """Host and port: `pagemesh up` writes down a user too, and people may leave it out, add the
-    path that SDKs want, or say ``localhost``. Raises ``ConfigError``."""
+    """Host and port of ``url``, which is what meshes are compared by: `pagemesh up` writes a user
+    into its URLs, while people may omit it, append the path that SDKs want, or say ``localhost``.
+    Raises ``ConfigError``."""
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
         host, port = parts.hostname or "", parts.port

@@ -1,4 +1,4 @@
-"""``pagemesh health URL``: the health check of containers that hold no curl."""
+"""``pagemesh health URL``: a health check for containers without curl."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def health(url: str) -> int:
 
 
 def _why(answer: httpx.Response) -> str:
-    """The reason that a gateway gives; of anybody else there is none."""
+    """The reason that a gateway states in its answer; empty for any other server."""
     try:
         reason = answer.json()["reason"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The ``pagemesh`` command. What the user got wrong is one line and exit code 2."""
+"""The ``pagemesh`` command. A user's mistake is reported in one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code."""
-    for stream in (sys.stdin, sys.stdout):  # in any locale: bytes in, and some letter out
+    for stream in (sys.stdin, sys.stdout):  # any locale: keep odd input bytes, print some letter
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code of the command line ``arguments`` (the process's own when None)."""
-    try:  # it brings numpy, which takes long enough for a Ctrl-C
+    """Run the command line ``arguments`` (None: this process's own) and return its exit code."""
+    try:  # imports numpy, which takes long enough for a Ctrl-C
         from pagemesh.wire.errors import ConfigError, PagemeshError
     except KeyboardInterrupt:
         return EXIT_STOPPED
@@ -95,7 +95,8 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _said(error: click.UsageError, command: str) -> str:
-    """As click says it; what looks alike leads astray from a flag that has another name here."""
+    """Click's message; for a flag that another server has, the name it has here, instead of the
+    similar flags that click would suggest."""
     if isinstance(error, click.NoSuchOption):
         here = name_here(command, error.option_name)
         if here is not None:
@@ -104,7 +105,8 @@ def _said(error: click.UsageError, command: str) -> str:
 
 
 def _command_path(arguments: list[str] | None) -> str:
-    """Which command was meant: what click says of an option without its argument has no context."""
+    """The command that was meant. Click's error for an option without its argument carries no
+    context that would tell."""
     command: click.Command | None = cli
     path = "pagemesh"
     for word in sys.argv[1:] if arguments is None else arguments:

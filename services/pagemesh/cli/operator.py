@@ -1,7 +1,7 @@
-"""How operators' commands reach a running mesh: which NATS server, and who is there.
+"""How operators' commands reach a running mesh: which NATS server to use, and who is on it.
 
-Without ``--nats`` it is the server of the one `pagemesh up` that runs on this machine, which wrote
-the operator's URL into its folder.
+Without ``--nats``, it is the server of the only `pagemesh up` on this machine, which has written
+the operator's URL to its folder.
 """
 
 from __future__ import annotations
@@ -37,34 +37,36 @@ _TUNING = tuple(
         "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "REQUEST_COUNT_MAX", "OUTPUT_BYTES_MAX",
     )
 )  # fmt: skip
-"""Settings of the connection that a command of a second has no need of."""
+"""Connection settings that get no flag: a command that lasts a second does not need them."""
 _nats_flags = config_flags(
     BusConfig, defaults={"PAGEMESH_NATS": "that of `pagemesh up` on this machine"}, without=_TUNING
 )
 ASK_TIMEOUT_MS = 10_000
 _QUIET_S, _LISTEN_S_MAX = 0.4, 2.5
 _GUESS_WAIT_MS = 1_000
-"""A server that nobody named is not waited for: it runs, or it is not the one that is meant."""
+"""How long to wait for a server that nobody named: either it is running, or it is not the one that
+is meant."""
 _NO_SERVER = "no NATS server at "
 A = TypeVar("A", bound=Message)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def bus_flags(command: F) -> F:
-    """What says where the mesh is."""
+    """Add the flags that say where the mesh is."""
     return _nats_flags(pool_dir_flag(command))
 
 
 @dataclass(frozen=True, slots=True)
 class _Guess(BusConfig):
-    """The server that is tried where nobody named one and no `pagemesh up` was found."""
+    """The default server, tried if none was named and no `pagemesh up` was found in
+    ``looked_in``."""
 
     looked_in: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A connection, and who has announced itself on it."""
+    """A connection to the bus, and the services that have announced themselves on it."""
 
     bus: Bus
     pagers: tuple[Announce, ...]
@@ -94,12 +96,12 @@ class Mesh:
 
 
 def fault_entry(host: str, error: Fault) -> dict[str, object]:
-    """What JSON has of a host that did not do what it was asked, or did not answer."""
+    """The JSON entry of a host that refused the request or did not answer."""
     return {"host": host, "error": {"code": error.code, "message": error.message}}
 
 
 def bus_config(arguments: Mapping[str, object]) -> BusConfig:
-    """The connection that flags, environment or a running `pagemesh up` name. Raises
+    """The connection named by flags, the environment or a running `pagemesh up`. Raises
     ``ConfigError``."""
     check_variables()
     flags = given_flags(arguments)
@@ -119,7 +121,8 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
 
 
 def _choice(base: Path, files: Iterable[Path]) -> str:
-    """By files, for their URLs have passwords, which are no business of a command line."""
+    """The error for several running meshes. It names files instead of URLs, which hold passwords
+    that must not end up on a command line."""
     gateways = {file.parent: url for file, url in running_urls(base, GATEWAY).items()}
     named = [f"{file} ({gateways.get(file.parent, 'not serving yet')})" for file in files]
     return (
@@ -130,7 +133,7 @@ def _choice(base: Path, files: Iterable[Path]) -> str:
 
 @asynccontextmanager
 async def _bus(config: BusConfig) -> AsyncIterator[Bus]:
-    """A connection as operator. Raises ``ConfigError``, saying so where nobody named a server."""
+    """A connection as operator. Raises ``ConfigError``; its message says if no server was named."""
     async with AsyncExitStack() as stack:
         name = new_service_name("cli")
         try:
@@ -149,8 +152,8 @@ async def _bus(config: BusConfig) -> AsyncIterator[Bus]:
 
 @asynccontextmanager
 async def connected(config: BusConfig) -> AsyncIterator[Mesh]:
-    """The mesh, once everybody has announced himself. Raises ``ConfigError``, or ``NotReady``
-    when no pager is there."""
+    """The mesh, once its services have announced themselves. Raises ``ConfigError``, or
+    ``NotReady`` when there is no pager."""
     async with _bus(config) as bus:
         heard = asyncio.Event()
         roster = Roster(MonotonicClock(), lambda _name, _state: heard.set())
@@ -158,7 +161,7 @@ async def connected(config: BusConfig) -> AsyncIterator[Mesh]:
         await roster.ask(bus)
         try:
             async with asyncio.timeout(_LISTEN_S_MAX):
-                while True:  # until there is a pager, and nobody new was heard of for a while
+                while True:  # until there is a pager and announcements have ceased for a while
                     heard.clear()
                     has_pager = bool(roster.directory.of_role("pager"))
                     async with asyncio.timeout(_QUIET_S if has_pager else _LISTEN_S_MAX):

@@ -1,7 +1,7 @@
-"""Command line flags, made from the configuration dataclasses: ``PAGEMESH_HTTP_PORT`` and
-``--http-port`` are one setting. Values stay text here; ``runtime.config.load`` judges them.
+"""Command line flags, generated from the configuration dataclasses: ``PAGEMESH_HTTP_PORT`` and
+``--http-port`` are one setting. Values remain text here; ``runtime.config.load`` validates them.
 
-Secrets have no flag, since every user of a machine can read a command line.
+Secrets have no flag, since every user of a machine can read its command lines.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def config_flags(
     defaults: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> Callable[[F], F]:
-    """One flag for each setting of ``kinds`` (but secrets). The command gets them as keyword
-    arguments named by variable; ``given_flags`` picks out what the user gave.
+    """One flag for each setting of ``kinds``, except secrets. The command gets them as keyword
+    arguments named after the variables; ``given_flags`` picks those that the user gave.
 
-    ``defaults``: what the help says where this command's own default differs, by variable.
-    ``without``: variables that this command settles itself.
+    ``defaults``: by variable, the default to show in the help if this command's own differs.
+    ``without``: variables that get no flag.
     """
     found = [
         (replace(option, default=(defaults or {}).get(option.variable, option.default)), kind)
@@ -73,7 +73,7 @@ def config_flags(
 
 
 def given_flags(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Variable name to text, for the flags that were given."""
+    """The flags that were given: variable name -> text."""
     flags: dict[str, str] = {}
     for name, value in arguments.items():
         if isinstance(value, bool):
@@ -84,8 +84,8 @@ def given_flags(arguments: Mapping[str, object]) -> dict[str, str]:
 
 
 def check_variables() -> None:
-    """Raises ``ConfigError`` for a ``PAGEMESH_*`` variable that nothing reads: most likely a
-    typing error, and then the setting the user meant is silently at its default."""
+    """Raises ``ConfigError`` for a ``PAGEMESH_*`` variable that nothing reads: most likely it is a
+    typo, which would silently leave the intended setting at its default."""
     settable = {name: text for name, text in os.environ.items() if name != compiled.VARIABLE}
     unknown = unknown_variables(settable, (*CONFIGS, UpConfig, ClientConfig))
     if unknown:

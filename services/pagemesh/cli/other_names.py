@@ -1,4 +1,4 @@
-"""What other servers call a setting: who brings such a flag is told what it is here."""
+"""Flags of other LLM servers and their equivalents here, for the error about an unknown flag."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ BY_COMMAND: Mapping[str, Mapping[str, str]] = {
 
 
 def name_here(command: str, flag: str) -> str | None:
-    """What ``command`` (its whole path) has in place of another server's ``flag``. None: nothing
-    that is known of."""
+    """The equivalent of another server's ``flag`` for ``command`` (its whole path); None if none is
+    known."""
     return BY_COMMAND.get(command, {}).get(flag)

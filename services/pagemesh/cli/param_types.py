@@ -1,4 +1,4 @@
-"""Kinds of values that commands take beside settings: a size, a list of counts, a root's digits."""
+"""Click types of arguments that are not settings: sizes, numbers, lists of counts, hex digits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Size(click.ParamType[int]):
 
 
 class Number(click.FloatRange):
-    """A number in a range. Click lets NaN through, which no comparison finds outside."""
+    """A number in a range. Click alone would accept NaN, since no comparison with it is true."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -41,7 +41,8 @@ class Number(click.FloatRange):
 
 
 class Counts(click.ParamType[tuple[int, ...]]):
-    """Counts with commas, each from ``minimum`` to ``maximum``; ``example`` says of what."""
+    """Counts separated by commas, each from ``minimum`` to ``maximum``; ``example`` describes them
+    in the error."""
 
     name = "n,n,..."
 

@@ -91,7 +91,7 @@ def ask(
     weights: int | None,
     **rest: Any,
 ) -> Asked:
-    """What the flags ask for, with what the model's files say. Raises ``ConfigError``."""
+    """The request that the flags and the model's files make up. Raises ``ConfigError``."""
     if memory is not None and pool_bytes is not None:
         raise ConfigError("--memory and --pool-bytes exclude each other; give one of them")
     name, path = _config_path(model)
@@ -129,15 +129,15 @@ def ask(
 
 
 def _type_says(dtype: str | None, on_cpu: bool) -> str:
-    """What people should know who plan for weights of a type that they asked for."""
+    """A note if `pagemesh up` does not keep weights in the requested type; empty otherwise."""
     if dtype is None or not on_cpu or dtype in ASKED_TYPES:
         return ""
     return f"`pagemesh up` keeps no weights as {dtype} on a CPU, but as {', '.join(ASKED_TYPES)}"
 
 
 def _up_says(config: dict[str, Any]) -> str:
-    """What people should know who plan for `pagemesh up`; empty for a model that it is tested
-    with. Whether it runs others only `transformers` knows, whose import takes seconds."""
+    """A note if `pagemesh up` refuses the model, or is not tested with it; empty otherwise. Whether
+    an untested one runs is for `transformers` to say, which takes seconds to import."""
     try:
         architecture = refuse_form(SimpleNamespace(**config), "it")
     except ConfigError as error:
@@ -152,7 +152,7 @@ def _up_says(config: dict[str, Any]) -> str:
 def _pace(
     worker: WorkerConfig, *, answer_tokens: int, prompt_speed: int, answer_speed: int, **_: Any
 ) -> Pace:
-    """How sequences go on, in chunks and with pages ahead as workers have them here."""
+    """How fast sequences advance; chunks and pages ahead of need are those of the workers here."""
     limits = WorkerLimits()
     return Pace(
         answer_tokens=answer_tokens,
@@ -165,7 +165,7 @@ def _pace(
 
 
 def _config_path(model: str) -> tuple[str, Path]:
-    """What to call the model, and its configuration. Raises ``ConfigError``."""
+    """The model's name, and the path of its config.json. Raises ``ConfigError``."""
     named = f"model {model}"
     path = expanded(model, named)
     with naming(named):

@@ -1,14 +1,14 @@
-"""Does what pagers and workers say of leases and pages add up? Pure: from two looks to findings.
+"""Do the reports of pagers and workers on leases and pages agree? Pure: from two looks to findings.
 
-Grants and releases are under way all the time, so a difference counts only when both looks, some
-time apart, show it. What does not depend on two parties is judged in one look:
+Grants and releases are in flight all the time, so a difference between pager and worker counts only
+if both looks, some time apart, show it. What one party reports alone is judged by one look:
 
-    ledger    free + held + pinned + idle + draining = all pages; each held or draining page is
-              some lease's, or waits for a worker that has not spoken since the pager began; what
-              the pager itself finds when it counts pages and pins by their owners
-    ticket    an offered lease has a ticket that is not over
-    lease     who holds it for the pager is there, knows it, and counts as many pages; what a worker
-              holds the pager knows
+    ledger    free + held + pinned + idle + draining = all pages; each held or draining page belongs
+              to a lease, or waits for a worker that has not reported since the pager started; the
+              pager's own count of pages and pins by owner finds no fault
+    ticket    an offered lease has a ticket that has not expired (judged by both looks)
+    lease     the worker that holds a lease for the pager is there, knows the lease and counts as
+              many pages; the pager knows each lease that a worker holds
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WAIT = "look again in a minute; if it stays, restart that pager, which frees wh
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that does not add up, and what to do about it. ``owner``, ``request`` and ``trace``
-    are empty when it is nobody's; without a lease ``owner`` is who wrote the pages last."""
+    """One discrepancy, and what to do about it. ``owner``, ``request`` and ``trace`` are empty if
+    there is none; without a lease, ``owner`` is the last writer of the pages."""
 
     host: str
     what: str
@@ -44,7 +44,7 @@ class Finding:
     trace: str = ""
     page_count: int = 0
     pages: tuple[int, ...] = ()
-    """The first few of them."""
+    """The first few of the ``page_count`` pages."""
     root: str = ""
 
     @property
@@ -67,8 +67,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a pager and the workers of its host said at one time. ``silent``: workers that
-    announced themselves, or that the pager knows, and that did not answer."""
+    """What a pager and the workers of its host reported at one time. ``silent``: workers that did
+    not answer, although they had announced themselves or the pager knows them."""
 
     pager: PagerReport
     workers: tuple[WorkerReport, ...]
@@ -76,7 +76,8 @@ class Look:
 
 
 def reconcile(first: Look, second: Look) -> list[Finding]:
-    """What does not add up in ``second``, or in both."""
+    """The discrepancies of ``second``; those that depend on timing only if ``first`` has them
+    too."""
     before = set(_differences(first))
     lasting = [finding for finding in _differences(second) if finding in before]
     return [*_ledger(second.pager), *_tickets(first, second), *lasting]
@@ -92,7 +93,7 @@ def _ledger(pager: PagerReport) -> Iterator[Finding]:
         yield Finding(pager.host, what, _NEW_PAGER)
     owned = pager.leased_pages + pager.unclaimed_pages
     wanted = pager.held_pages + pager.draining_pages
-    if owned != wanted and not pager.faults:  # which say more of it
+    if owned != wanted and not pager.faults:  # which would say more
         what = f"{wanted} pages are held or draining, {owned} have an owner"
         yield Finding(pager.host, what, _NEW_PAGER)
     if pager.offered_count != pager.ticket_count:
@@ -111,7 +112,7 @@ def _found(host: str, fault: LedgerFault) -> Finding:
 
 
 def _tickets(first: Look, second: Look) -> Iterator[Finding]:
-    """Tickets that were over at both times: one is ended at the next tick."""
+    """Tickets that had expired in both looks; the pager normally ends one at its next tick."""
     over = {line.lease for line in first.pager.leases if _is_over(line)}
     for line in second.pager.leases:
         if _is_over(line) and line.lease in over:
@@ -150,7 +151,8 @@ def _differences(look: Look) -> Iterator[Finding]:
 
 
 def _pages(look: Look, line: LeaseLine, held: WorkerLease) -> Iterator[Finding]:
-    """Do both count the same pages? What the worker may have asked for can be under way to it."""
+    """Do pager and worker count the same pages? A grant may be in flight to the worker, so the
+    pager may count up to as many as the worker has asked for."""
     if line.state != "held" or held.state != "held":
         return
     given, has = counted(line.page_count, "page"), held.page_count
@@ -162,7 +164,8 @@ def _pages(look: Look, line: LeaseLine, held: WorkerLease) -> Iterator[Finding]:
 
 
 def _of(look: Look, line: LeaseLine, what: str, then: str) -> Finding:
-    """The pager may have heard of a lease before it was traced, or not at all."""
+    """A finding about the lease of ``line``. Its trace is the worker's if the pager knows none: it
+    may have granted the lease before it was traced."""
     trace = line.trace or next(
         (
             lease.trace

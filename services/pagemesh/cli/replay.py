@@ -1,4 +1,4 @@
-"""``pagemesh replay``: what a cache of this size, under this policy, would have hit."""
+"""``pagemesh replay``: the hit rate that a cache would have had on a trace, by size and policy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def replay(
 
 
 def score(trace: Trace, policies: tuple[str, ...], capacities: tuple[int, ...]) -> Scores:
-    """Every policy at every capacity, with progress on a terminal's stderr."""
+    """Replay every policy at every capacity, with progress on stderr if that is a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         runs = (len(policies) + 1) * len(capacities)

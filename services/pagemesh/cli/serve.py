@@ -1,8 +1,8 @@
 """``pagemesh serve ROLE``: one service in this process.
 
-The service's module is imported only here and only for its role, so that gateway and pager
-never load torch. It has ``async def run(config: ServiceConfig, stop: Stop) -> None``, which
-drains and returns once ``stop`` is set.
+Only the module of that service is imported, and only here, so that gateway and pager never load
+torch. It defines ``async def run(config: ServiceConfig, stop: Stop) -> None``, which drains and
+returns once ``stop`` is set.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def serve() -> None:
 def service_config(
     role: str, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> ServiceConfig:
-    """What the service of ``role`` gets. Raises ``ConfigError``."""
+    """The configuration of a service of ``role``. Raises ``ConfigError``."""
     config = load_service_config(environ, flags)
     name = to_name(config.host.name, fallback="") or new_service_name(role)
     config = replace(config, host=replace(config.host, name=name))
@@ -64,7 +64,8 @@ def service_config(
 
 
 def _refuse_address_of_up(environ: Mapping[str, str]) -> None:
-    """Who set it means the gateway to be there, which would be elsewhere without a word."""
+    """Raises ``ConfigError`` if ``PAGEMESH_HTTP`` is set: ignoring it would silently put the
+    gateway at another address than the user meant."""
     if "PAGEMESH_HTTP" in environ:
         raise ConfigError(
             "PAGEMESH_HTTP is for `pagemesh up`; for a gateway, set PAGEMESH_HTTP_HOST "

@@ -1,7 +1,7 @@
 """``pagemesh up``: a whole mesh on this machine, from one command until Ctrl-C.
 
-Starts NATS (unless given one), pager, workers and gateway as child processes, shows how far
-they are, prints one ``ready`` line, brings back what dies, and leaves nothing behind.
+Starts NATS (unless given a server), pager, workers and gateway as child processes, shows their
+progress, prints one ``ready`` line, restarts what dies, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -82,15 +82,16 @@ from pagemesh.runtime.settings import (
 from pagemesh.wire.errors import ConfigError, Fault, PagemeshError
 
 _GRACE_MS = 5_000
-"""For a mesh that never served, or that a failure ends: what runs has little time to finish."""
+"""Time to stop for a mesh that never served or that a failure ends; running requests get no
+more."""
 _KEEP_S = 5.0
-"""How often it is looked whether somebody has emptied the folder that the mesh is found by."""
+"""How often to restore what was deleted from the folder that the mesh is found by."""
 up_flags = config_flags(
     UpConfig, WorkerConfig, GatewayConfig, PagerConfig, BusConfig, HostConfig, TelemetryConfig,
     defaults={"PAGEMESH_NATS": "a server of its own", "PAGEMESH_LOG_LEVEL": "warning"},
     without=("PAGEMESH_NAME", "PAGEMESH_PAGER_KILL_HOLDERS"),
 )  # fmt: skip
-"""What says how the mesh is to be; `pagemesh doctor` takes the same."""
+"""The flags that configure the mesh; `pagemesh doctor` takes the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,8 @@ def up(**arguments: Any) -> int:
 
 
 def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -> MeshPlan:
-    """Everything that can be found wrong before a process is started is found here. Raises
-    ``ConfigError``."""
+    """Settle the configuration and check all of it that can be checked before a process is started.
+    Raises ``ConfigError``."""
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     settings = for_device(load(UpConfig, environ, flags), config, {**environ, **flags})
@@ -134,7 +135,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     config = replace(
         config,
         worker=with_types(replace(config.worker, model=str(found.path), model_name=name)),
-        pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
+        pager=replace(config.pager, kill_holders=True),  # `up` restarts those it kills
     )
     shape, folder = known_shape(found.path), config.host.pool_dir
     if gpu is not None and shape is not None:
@@ -168,7 +169,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
 async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
     """Run until a signal. Raises ``PagemeshError`` when the mesh cannot start or go on."""
     set_up_logs(replace(plan.config.telemetry, log_level="error"), service="up")
-    if not plan.own_nats:  # without one nothing that is started could do anything
+    if not plan.own_nats:  # fail early: no service can work without that server
         name = new_service_name("up")
         async with Bus.connect(plan.config.bus, role="operator", name=name) as bus:
             await check_host_is_free(bus, plan.config.host.host)
@@ -221,12 +222,12 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
 
 @contextlib.asynccontextmanager
 async def _kept(folder: RunFolder, files: Mapping[Path, str]) -> AsyncIterator[None]:
-    """Within it somebody looks after ``folder``, see ``RunFolder.keep``."""
+    """While inside, restore ``files`` and ``folder`` periodically; see ``RunFolder.keep``."""
 
     async def keep() -> None:
         while True:
             await asyncio.sleep(_KEEP_S)
-            # No room, say, or another's: it may be otherwise later.
+            # The disk may be full, or another `up` may have the folder: try again later.
             with contextlib.suppress(OSError, ConfigError):
                 folder.keep(files)
 
@@ -246,7 +247,8 @@ def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:
 
 
 def for_eyes(config: ServiceConfig) -> ServiceConfig:
-    """What services log goes through us: whether people read it only we can see."""
+    """``config`` with logs for people if our stderr is a terminal: the services' logs pass through
+    this process, so they cannot see that themselves."""
     log_format = config.telemetry.log_format
     if log_format != "auto" or sys.stderr is None or not sys.stderr.isatty():
         return config
@@ -260,16 +262,16 @@ def _show(screen: Screen, members: Members, name: str, state: str) -> None:
 
 
 def _pass_on(screen: Screen, name: str, line: str) -> None:
-    """Services log at their level; the NATS server knows no level but its letters. What ends
-    the mesh is said once, as its error."""
+    """Print a child's line. Dropped are routine lines of the NATS server, which has no log level to
+    set, and configuration errors, which are reported when the child has exited."""
     chatter = name == "nats" and ("[INF]" in line or "Plaintext passwords" in line)
     if line and not chatter and not OWN_ERROR.match(line):
         screen.line(line)
 
 
 async def _unless_stopped(work: Any, mesh: Supervisor, stop: asyncio.Event) -> bool:
-    """Whether ``work`` ended before a signal came. Raises the failure of a child, of the
-    work, or that it took too long."""
+    """Whether ``work`` ended before a signal came. Raises the error of a child that failed or of
+    ``work``, and ``_StartTimeout`` when ``work`` timed out."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     failed = asyncio.ensure_future(mesh.failed())
@@ -294,7 +296,7 @@ async def _unless_stopped(work: Any, mesh: Supervisor, stop: asyncio.Event) -> b
 
 
 class _StartTimeout(PagemeshError):
-    """Loading took longer than allowed, or could not be followed."""
+    """The mesh was not ready in time, or the bus could not be watched for it."""
 
 
 def _ready(
@@ -304,7 +306,7 @@ def _ready(
     folder: RunFolder,
     seconds: float,
 ) -> tuple[str, tuple[str, ...]]:
-    """What the ready line begins with, and what it adds."""
+    """The head of the ready line, and the facts that follow it."""
     bus = (
         f"nats door: {folder.path / url_file_name('client')}"
         if nats
@@ -320,7 +322,7 @@ def _ready(
 
 
 def _width() -> int | None:
-    """Columns of the terminal; None when the output goes elsewhere and may be parsed."""
+    """Columns of the terminal; None if stdout is not one and may be parsed."""
     if sys.stdout is None or not sys.stdout.isatty():  # None: it was closed before we began
         return None
     return shutil.get_terminal_size().columns

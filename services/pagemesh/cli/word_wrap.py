@@ -1,7 +1,7 @@
-"""Text that comes in pieces, wrapped at words for a terminal.
+"""Wraps streamed text at words, for a terminal.
 
-A word is held back until it is whole, which is one piece later, since nobody can know before
-where it ends. What is longer than a line is left to the terminal, so that a URL stays one.
+A word is held back until it is known to be complete, which is usually one piece later. A word that
+is longer than a line is left for the terminal to wrap, so that a URL stays in one piece.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ _TAB_COLUMNS = 8
 
 
 class WordWrap:
-    """``feed`` pieces and print what it gives; print what ``end`` gives last. ``width`` is in
-    columns of the terminal."""
+    """``feed`` it pieces and print what it returns, then print what ``end`` returns. ``width`` is
+    in columns of the terminal."""
 
     def __init__(self, width: int) -> None:
         self._width = max(1, width)
@@ -21,14 +21,14 @@ class WordWrap:
         self._spaces = ""
         self._word = ""
         self._overlong = False
-        """The word under way is longer than a line: its characters go out as they come."""
+        """The current word is longer than a line, so its characters are returned as they come."""
 
     def feed(self, piece: str) -> str:
-        """What to print now."""
+        """Take a piece of text; returns what can be printed now."""
         return "".join(self._take(character) for character in piece)
 
     def end(self) -> str:
-        """The last word, and what is behind it."""
+        """The last word, and the spaces after it."""
         out = self._flush() + self._spaces
         self._spaces = ""
         return out
@@ -44,7 +44,7 @@ class WordWrap:
             return out
         if self._overlong:
             return character
-        if cell_len(character) == 2:  # Chinese and its kin: a line may break at each of them
+        if cell_len(character) == 2:  # Chinese, Japanese, ...: a line may break before or after
             out = self._flush()
             self._word = character
             return out + self._flush()
@@ -56,7 +56,7 @@ class WordWrap:
         return out
 
     def _flush(self) -> str:
-        """The word under way, on this line or the next; spaces at a break vanish."""
+        """The current word, on this line or the next; spaces at a break are dropped."""
         self._overlong = False
         if not self._word:
             return ""

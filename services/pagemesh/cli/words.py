@@ -1,4 +1,4 @@
-"""Numbers with their nouns, for people, and what people typed."""
+"""Counts with their nouns for output, and text from the command line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ def counted(count: int, noun: str) -> str:
 
 
 def typed(text: str) -> str:
-    """What somebody typed or named on a command line, of which Python marks the bytes that it could
-    not read: those that are no UTF-8 become a mark that JSON can hold."""
+    """``text`` from a command line or terminal with each byte that is not UTF-8, which Python reads
+    as a surrogate escape, as a replacement character: JSON can hold that."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

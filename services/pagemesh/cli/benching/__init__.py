@@ -1,1 +1,1 @@
-"""How fast a server answers: prompts, the load, and what is told of it."""
+"""How fast a server answers: prompts, load, client and report."""

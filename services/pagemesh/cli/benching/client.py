@@ -1,7 +1,7 @@
-"""A client that costs as little as it can: what it uses, the servers on the same cores lack.
+"""A client that uses as little CPU as possible, since it may share the cores with the server.
 
-Bytes are stamped when they come and read after the last of them. Every request has a connection
-of its own: some servers close one after a stream, and one to the same machine costs little.
+Received bytes are timestamped at once and parsed after the last of them. Every request opens a
+connection of its own: some servers close it after a stream, and a local connection is cheap.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pagemesh.wire.errors import PagemeshError
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
 ANSWER_S_MAX = 1_800
-"""What an answer may take, the slowest peer's with many at once too."""
+"""Time limit of an answer, long enough for the slowest peer under many requests at once."""
 _SHOWN_MAX = 300
-"""Characters of a refusal that its error repeats."""
+"""Characters of a refusal that are quoted in the error."""
 
 
 class RequestFailedError(PagemeshError):
-    """The server refused, broke off, or gave fewer tokens than were asked for."""
+    """The server refused, broke off, or returned another number of tokens than asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An OpenAI-compatible server at ``url``, without a path, to which ``key`` is shown and whom
-    ``tls`` has to trust where the URL is https.
+    """An OpenAI-compatible server at ``url`` (without a path). ``key`` is its API key, ``tls`` the
+    context to trust it by if the URL is https.
 
-    A ``plain`` one refuses fields that OpenAI does not have, and token ids for a prompt: it is
-    asked with text, and its model must not know an end.
+    A ``plain`` server accepts neither fields that OpenAI does not have nor token ids as a prompt:
+    its prompts are text, and its model must never produce an end-of-sequence token.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer. Times are readings of one clock, in seconds; ``arrivals_s`` are those of the
-    chunks that brought text. ``cached_tokens`` is None where the server does not say."""
+    """One answer. Times are readings of one clock, in seconds; ``arrivals_s`` has one for each
+    chunk with text. ``cached_tokens`` is None if the server does not report it."""
 
     sent_s: float
     arrivals_s: tuple[float, ...]
@@ -65,23 +65,23 @@ class Reply:
 
     @property
     def first_s(self) -> float:
-        """Until the first text. Only of a reply with some: tokens that make no whole character
+        """Time to the first text. Requires a reply with text: tokens that form no whole character
         bring none."""
         return self.arrivals_s[0] - self.sent_s
 
     @property
     def token_s(self) -> float:
-        """A token after the first. Only of a reply with text."""
+        """Mean time per token after the first. Requires a reply with text."""
         return (self.arrivals_s[-1] - self.arrivals_s[0]) / max(1, self.output_tokens - 1)
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between chunks with text, of one token or of several."""
+        """Times between chunks with text, each of one or several tokens."""
         return [later - earlier for earlier, later in pairwise(self.arrivals_s)]
 
 
 def find_server(name: str, url: str, *, plain: bool = False) -> Server:
-    """Asks ``url`` what it serves. Raises ``RequestFailedError`` when it does not say."""
+    """Ask ``url`` for its model. Raises ``RequestFailedError`` when it names none."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         answer = httpx.get(f"{base}/v1/models", timeout=30.0).raise_for_status()
@@ -94,7 +94,8 @@ def find_server(name: str, url: str, *, plain: bool = False) -> Server:
 def completion(
     server: Server, prompt: list[int] | str, output_tokens: int, draw: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The body of a completion of exactly ``output_tokens``; ``draw``: how, as the API says it."""
+    """The request body for a completion of exactly ``output_tokens``; ``draw`` holds the API's
+    sampling parameters."""
     body: dict[str, Any] = {
         "model": server.model,
         "prompt": prompt,
@@ -150,9 +151,10 @@ async def complete(
 
 
 def read_stream(pieces: Pieces, sent_s: float, ended_s: float, output_tokens: int) -> Reply:
-    """What server-sent events say; ``pieces`` are times and bytes, cut anywhere. Tokens that make
-    no whole character bring no text, so they are counted by the usage, or where a server does not
-    give it by ``output_tokens`` and the reason for the end. Raises ``RequestFailedError``."""
+    """Parse server-sent events; ``pieces`` are times and bytes, cut anywhere. Tokens that form no
+    whole character bring no text, so the number of output tokens is taken from the usage. Without
+    one it is ``output_tokens`` for an answer that ended by length, else the number of chunks with
+    text. Raises ``RequestFailedError``."""
     arrivals: list[float] = []
     texts: list[str] = []
     usage: dict[str, Any] = {}
@@ -184,7 +186,7 @@ def read_stream(pieces: Pieces, sent_s: float, ended_s: float, output_tokens: in
 
 
 def _told(body: bytes) -> str:
-    """The message of an error as OpenAI has it, or whatever there is."""
+    """The message of an error in OpenAI's format, else the whole body."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -192,7 +194,7 @@ def _told(body: bytes) -> str:
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends a request as soon as there is a connection; ``ended`` is when its answer was whole."""
+    """Sends a request once connected; ``ended`` resolves to the time its answer was complete."""
 
     def __init__(self, request: bytes, ended: asyncio.Future[float]) -> None:
         self.ended = ended
@@ -205,7 +207,7 @@ class _Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.sent_s = time.perf_counter()
-        cast(asyncio.WriteTransport, transport).write(self._request)  # uvloop's is none by class
+        cast(asyncio.WriteTransport, transport).write(self._request)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
@@ -217,7 +219,7 @@ class _Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"the connection was lost: {exc or 'closed'}")
 
-    # What the parser finds.
+    # Callbacks of the parser.
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

@@ -1,4 +1,4 @@
-"""Many requests of one server: so many at once, or at given moments."""
+"""Many requests to one server: at a fixed concurrency, or at given times."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pagemesh.cli.benching.client import Reply, RequestFailedError, Server, comp
 
 @dataclass(slots=True)
 class Outcome:
-    """What came back, in what time; ``failures`` say why something did not. ``stopped``: somebody
-    ended it before everything was asked."""
+    """The replies, the reasons of failed requests, and the time it all took. ``stopped``: the run
+    was cancelled before all requests were sent."""
 
     replies: list[Reply] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -30,9 +30,10 @@ async def ask_all(
     concurrency: int | None = None,
     on_end: Callable[[], object],
 ) -> Outcome:
-    """Answers of exactly ``output_tokens`` to all prompts ``todo``, each asked not before its
-    moment, in seconds, and not while ``concurrency`` others are under way; None: however many.
-    ``on_end`` is called after each. Whoever cancels this gets what is there by then."""
+    """Ask for answers of exactly ``output_tokens`` to the prompts of ``todo``. Each is sent when
+    its time (seconds after the start) has come and fewer than ``concurrency`` others are in flight
+    (None: no limit). ``on_end`` is called after each. When cancelled, returns what it has by
+    then."""
     outcome = Outcome()
     places = asyncio.Semaphore(concurrency or sys.maxsize)
     started_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Prompts that no cache has seen but for what they are to have in common. Pure."""
+"""Random prompts, which no cache has seen except for the prefix they share. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from random import Random
 from string import ascii_lowercase
 
 SAMPLE = " ".join(map("".join, product(ascii_lowercase, repeat=2)))
-"""Tokenised by the server, it gives ids to make prompts of: those of any model do."""
+"""Text that the server tokenises to get valid token ids of its model, whichever that is."""
 
 
 def prompts(
     tokens: Sequence[int], count: int, input_tokens: int, shared_tokens: int, draw: Random
 ) -> Iterator[list[int]]:
-    """``count`` prompts of ``input_tokens`` ids out of ``tokens``, the first ``shared_tokens`` of
-    which are the same in all, made as they are taken: many are long together."""
+    """``count`` prompts of ``input_tokens`` ids drawn from ``tokens``; the first ``shared_tokens``
+    are the same in all. Generated lazily, since together they may be large."""
     shared = draw.choices(tokens, k=shared_tokens)
     own_tokens = input_tokens - shared_tokens
     for _ in range(count):
@@ -23,8 +23,7 @@ def prompts(
 
 
 def moments(rate: float, draw: Random) -> Iterator[float]:
-    """When requests are sent, in seconds: ``rate`` a second, each regardless of the others (a
-    Poisson process)."""
+    """Times at which to send requests, in seconds: a Poisson process of ``rate`` a second."""
     at_s = 0.0
     while True:
         yield at_s

@@ -1,4 +1,4 @@
-"""What is told of a load: times as medians and tails, rates over all of it. Pure."""
+"""The report on a load: times as medians and tails, rates over the whole run. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked of whom: ``concurrency`` at once, or ``rate`` a second; the other is None."""
+    """The load: ``concurrency`` requests at once or ``rate`` a second; the other is None."""
 
     model: str
     url: str
@@ -39,8 +39,8 @@ class Asked:
 
 
 def times_ms(replies: Iterable[Reply]) -> dict[str, list[float]]:
-    """Milliseconds, least first, by what they are of. Only text can be timed: tokens that make no
-    whole character bring none."""
+    """Sorted times in milliseconds, by kind. Only text can be timed: replies whose tokens form no
+    whole character are left out."""
     timed = [reply for reply in replies if reply.arrivals_s]
     kinds: dict[str, Callable[[Reply], list[float]]] = {
         "first_text": lambda reply: [reply.first_s],
@@ -55,12 +55,12 @@ def times_ms(replies: Iterable[Reply]) -> dict[str, list[float]]:
 
 
 def at_share(values: list[float], share: float) -> float:
-    """Of sorted ``values``, of which there are some, that below which ``share`` of them lie."""
+    """The quantile ``share`` (0 to 1) of sorted ``values``, which must not be empty."""
     return values[round(share * (len(values) - 1))]
 
 
 def rates(outcome: Outcome) -> dict[str, float]:
-    """A second, over the whole load."""
+    """Rates per second, over the whole run."""
     out = sum(reply.output_tokens for reply in outcome.replies)
     both = out + sum(reply.prompt_tokens for reply in outcome.replies)
     counts = {"output_tokens": out, "all_tokens": both, "requests": len(outcome.replies)}

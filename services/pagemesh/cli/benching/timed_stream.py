@@ -1,4 +1,4 @@
-"""Server-sent events, timed by when their bytes came and read afterwards. Pure."""
+"""Server-sent events, parsed after the fact and timed by the arrival of their bytes. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Pieces = Sequence[tuple[float, bytes]]
-"""When bytes came, and what: cut anywhere."""
+"""Times of arrival and the bytes that arrived, cut anywhere."""
 
 
 def events_of(pieces: Pieces) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Events that are objects, each when its end came."""
+    """The events that are JSON objects, each with the time at which its end arrived."""
     rest = b""
     for at_s, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

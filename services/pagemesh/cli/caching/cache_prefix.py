@@ -1,7 +1,7 @@
-"""A prefix that somebody wants pinned: as text, as chat messages, or as root and token ids.
+"""A prefix to pin: given as text, as chat messages, or as root and token ids.
 
-Text becomes tokens in one place, the gateway (``/tokenize``), which also says under which roots
-the mesh caches what this API key sends.
+Text is tokenised by the gateway alone (``/tokenize``), which also names the roots under which the
+mesh caches the prompts of this API key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pagemesh.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """As it was given."""
+    """The prefix as given on the command line."""
 
     text: str | None
     messages: Path | None
@@ -34,9 +34,9 @@ class Prefix:
 
 
 def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]]:
-    """Root (hexadecimal) and token ids; several when workers serve different models. Raises
-    ``ConfigError`` or a usage error for what is no prefix, ``ChatError`` for what the gateway
-    refuses."""
+    """Pairs of root (hexadecimal) and token ids; several when workers serve different models.
+    Raises ``ConfigError`` or a usage error for an invalid prefix, and ``ChatError`` for one that
+    the gateway refuses."""
     given = [name for name in ("text", "messages", "tokens") if getattr(prefix, name) is not None]
     if len(given) != 1 or (prefix.root is None) != (given != ["tokens"]):
         raise click.UsageError("give one of --text, --messages, and --root with --tokens")
@@ -76,7 +76,7 @@ def _root(text: str) -> str:
 def _messages(path: Path) -> list[Any]:
     try:
         found = json.loads(path.read_bytes())
-        json.dumps(found, ensure_ascii=False).encode()  # an escape may name half a character
+        json.dumps(found, ensure_ascii=False).encode()  # fails for a lone surrogate
     except OSError as error:
         raise ConfigError(f"--messages {path}: {error.strerror}") from None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Waiting for pagers that free what was invalidated in parts."""
+"""Waits for pagers that free invalidated pages in parts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pagemesh.wire.errors import Fault
 _LOOK_S, _LOOKS_MAX = 0.5, 1_200
 
 Answers = list[tuple[str, Any]]
-"""Hosts, and what each said."""
+"""Pairs of host and its answer."""
 
 
 async def wait_until_swept(
     mesh: Mesh, answers: Answers, say: Callable[[str], None], *, look_s: float = _LOOK_S
 ) -> Answers:
-    """``answers`` as they are once each pager is done, or with ``goes_on`` after ten minutes, or
-    where it does not answer any more. ``say`` hears how far it is."""
+    """``answers``, updated until each pager is done. ``goes_on`` remains set for a pager that stops
+    answering or is not done after ten minutes. ``say`` gets lines about the progress."""
     done = dict(answers)
     silent: set[str] = set()
     for _ in range(_LOOKS_MAX):

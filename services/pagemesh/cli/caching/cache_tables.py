@@ -1,4 +1,4 @@
-"""What pagers answer about their cache, for people. Pure: from answers to text."""
+"""Pagers' answers about their caches as text for people. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagemesh.wire.cache_messages import (
 _ROOT_SHOWN = 12
 _HEADS = ("root", "model", "tenant", "prefix ends", "pages", "tokens", "pins", "uses", "age")
 _NAME_COUNT = 4
-"""The first columns are names, which begin below each other."""
+"""The first columns hold names, which are aligned to the left."""
 
 
 def stats_text(stats: CacheStats) -> str:
@@ -144,7 +144,7 @@ def _row(line: CacheLine, *, indent: bool) -> tuple[str, ...]:
     space = "  " * min(line.level, 20) if indent else ""
     return (
         line.root[:_ROOT_SHOWN],
-        line.model or "?",  # until somebody is admitted there
+        line.model or "?",  # unknown until a sequence is admitted there
         line.tenant or ("-" if line.model else "?"),
         f"{space}page {line.depth_pages}",
         str(line.pages),

@@ -29,22 +29,23 @@ _LINE_BYTES_MAX = 1 << 16
 _TAIL_LINES_MAX = 40
 _KILL_WAIT_S = 5.0
 OWN_ERROR = re.compile(f"^(?:{ERROR_PREFIX}|pagemesh [A-Za-z0-9_-]+: )")
-"""How a child begins the line that says what is wrong with its configuration."""
+"""The start of the line in which a child reports an error in its configuration."""
 STARTED = "started"
-"""What became of a child that runs and has not said anything yet."""
+"""The state of a child that runs and has not announced a state yet."""
 
 
 class ChildLost(PagemeshError):
-    """A child keeps dying; the message says which and what it said last."""
+    """A child keeps dying; the message names it and quotes its last line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """What to run. Children of a lower ``stage`` are started first and stopped last.
 
-    ``pulse_flag`` tells it the descriptor to beat on; ``greets_at`` is a host and port where it
-    speaks first. One of them makes it known when the child stands still. ``files``, by path, are
-    what it cannot start without: those that somebody has removed are written again before it does.
+    A hung child is noticed by one of two means: ``pulse_flag`` is the flag that passes it the
+    descriptor to beat on; ``greets_at`` is the host and port at which it greets who connects.
+    ``files`` (path -> content) are those that it needs to start: missing ones are written again
+    before each start.
     """
 
     name: str
@@ -73,8 +74,8 @@ Changed = Callable[[str, str], None]
 class Child:
     """Keeps one process running.
 
-    ``on_line`` gets its name and each line it prints, ``on_change`` its name and what became
-    of it, and ``on_failure`` the error after which there is no point in trying again.
+    ``on_line`` gets its name and each line it prints, ``on_change`` its name and its new state, and
+    ``on_failure`` the error after which it is not restarted any more.
     """
 
     def __init__(
@@ -101,21 +102,21 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The running process, if there is one now."""
+        """The running process; None if there is none now."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     @property
     def is_stopping(self) -> bool:
-        """It was asked to stop, and runs."""
+        """Whether it was asked to stop and still runs."""
         return self._stopping.is_set() and self.pid is not None
 
     async def tend(self) -> None:
         """Run and restart until ``stop``; ends early after ``on_failure``.
 
-        What is wrong with the configuration is final when the first life ends with it. What was
-        right then is wrong because of others, who fill a disk, say, and may become right again:
-        that is no death to be counted.
+        A configuration error is final if it ends the first life. A later one has a cause outside
+        the mesh, such as a full disk, and may go away again, so it is retried without being counted
+        as a death.
         """
         self._tending = asyncio.current_task()
         is_first = True
@@ -125,7 +126,7 @@ class Child:
             try:
                 code = await self._run_once()
                 why = self._last_error() if code == EXIT_CONFIG else _exit_text(code)
-            except OSError as error:  # of a pipe or a fork: the machine is short of them just now
+            except OSError as error:  # pipe or fork failed: out of resources for now
                 why = f"could not be started: {(error.strerror or str(error)).lower()}"
                 self._tail.append(why)
             if self._stopping.is_set():
@@ -142,16 +143,16 @@ class Child:
             self._on_change(self.spec.name, f"died ({why})")
             if isinstance(decision, GiveUp):
                 told = f"given up after {_deaths_text(decision)}; the mesh stops"
-                self._on_change(self.spec.name, told)  # the error comes when all have stopped
+                self._on_change(self.spec.name, told)  # the error follows when all have stopped
                 self._on_failure(ChildLost(self._give_up_text(decision)))
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), decision.after_ms / 1_000)
 
     async def stop(self, grace_ms: int, *, words_ms: int = 0) -> None:
-        """Ask it to stop; kill it when it has not after ``grace_ms``, and give up what does not end
-        then either. It is asked again ``words_ms`` before: a service then cuts off what runs, and
-        its clients hear of it."""
+        """Ask it to stop, kill it after ``grace_ms``, and give it up if it does not end even then.
+        It is asked a second time ``words_ms`` before it would be killed: a service then cuts off
+        running requests and tells its clients."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -167,14 +168,14 @@ class Child:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
             return
-        # In the kernel, on a disk or a device that hangs: it ends when that does, without us.
+        # It is stuck in the kernel, on a disk or device that hangs, and ends once that recovers.
         self._on_change(self.spec.name, "killed, and does not end: see the disk or device it uses")
         self._process = None
         if self._tending is not None:
             self._tending.cancel()
 
     def kill(self) -> None:
-        """No more patience."""
+        """Kill it at once."""
         self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             self._signal(self._process, signal.SIGKILL)
@@ -182,7 +183,7 @@ class Child:
     async def _run_once(self) -> int:
         self._tail.clear()
         spec = self.spec
-        # A full disk, say: the child will tell what it misses.
+        # If this fails, on a full disk for example, the child reports what is missing.
         with contextlib.suppress(OSError, ConfigError):
             put_back(spec.files)
         with Pulse(
@@ -196,7 +197,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 limit=_LINE_BYTES_MAX,
-                start_new_session=True,  # a terminal's Ctrl-C is for us, who stop in order
+                start_new_session=True,  # Ctrl-C must reach only us: we stop in order
                 pass_fds=pulse.descriptors,
             )
             pulse.handed_over()
@@ -213,8 +214,8 @@ class Child:
                 await asyncio.gather(watching, return_exceptions=True)
 
     async def _watch(self, pulse: Pulse, process: asyncio.subprocess.Process) -> None:
-        """Kill what stands still; ``tend`` takes it from there. While stopping too: a frozen
-        process hears no SIGTERM, and others should not have to wait for it."""
+        """Kill the process if it hangs; ``tend`` restarts it. This also applies while stopping: a
+        hung process ignores SIGTERM, and the others should not have to wait for it."""
         await pulse.stopped()
         seconds = pulse.patience_ms / 1_000
         self._on_change(self.spec.name, f"no sign of life for {seconds:g} s; killed")

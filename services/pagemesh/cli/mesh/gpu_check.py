@@ -1,4 +1,4 @@
-"""Whether a mesh on a GPU could start here, asked before anything is started."""
+"""Checks, before anything is started, whether a mesh on a GPU could run here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROBE_S_MAX = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What was found."""
+    """The GPU that was found."""
 
     name: str
     free_bytes: int
@@ -48,8 +48,8 @@ class Gpu:
 
 
 def check_gpu(config: ServiceConfig) -> Gpu:
-    """What GPU there is. Raises ``ConfigError`` where there is none, or too little of its memory
-    is left for the pool alone. Takes seconds."""
+    """The GPU of this machine. Raises ``ConfigError`` when there is none, or when its free memory
+    is less than the pool alone. Takes seconds."""
     _check_installed()
     try:
         asked = subprocess.run(
@@ -88,14 +88,14 @@ def check_gpu_room(
     weights: Weights | None,
     worker_count: int,
 ) -> None:
-    """Whether the pool fits beside the weights of ``worker_count`` workers and what their
-    steps take. ``model``: its config.json; ``weights``: as each worker keeps them,
-    None when nothing says how large they are. Raises ``ConfigError``."""
+    """Raises ``ConfigError`` unless the pool fits beside the weights of ``worker_count`` workers
+    and the memory for their steps. ``model`` is its config.json; ``weights`` are those of each
+    worker, None if their size is unknown."""
     own = decoder_part(model)
     try:
         vocab, hidden = int(own["vocab_size"]), int(own["hidden_size"])
     except (KeyError, TypeError, ValueError):
-        return  # the workers know more about it
+        return  # leave it to the workers, which know the model
     rows = config.worker.sequence_count_max
     item_bytes = DTYPE_BYTES[compute_type(config.worker, shape.stored)]
     steps = graph_bytes_max(
@@ -107,7 +107,7 @@ def check_gpu_room(
         page_size=config.worker.page_size, head_dim=shape.head_dim,
     )  # fmt: skip
     steps += draw_bytes_max(sequence_count_max=rows, vocab_tokens=vocab)
-    # The process that asked for what is free had a context of its own.
+    # One context is in free_bytes already: the probe's process had one.
     contexts = (worker_count - 1) * CONTEXT_BYTES
     pool, weights_bytes = config.pager.pool_bytes, weights.count_bytes if weights else 0
     if gpu.free_bytes >= pool + contexts + worker_count * (weights_bytes + steps):
@@ -121,7 +121,7 @@ def check_gpu_room(
 
 
 def _check_installed() -> None:
-    """What can be told without starting anything, and in no time."""
+    """Checks that take no time and start no process. Raises ``ConfigError``."""
     if importlib.util.find_spec("triton") is None:
         raise ConfigError(f"{_SETTING}: triton is not installed; run pip install triton")
     try:
@@ -134,7 +134,7 @@ def _check_installed() -> None:
             "version, or use --device cpu"
         )
     try:
-        ctypes.CDLL(LIBRARY)  # not initialised: that is for processes without children
+        ctypes.CDLL(LIBRARY)  # loaded only: a process that initialises CUDA must not fork
     except OSError:
         raise ConfigError(
             f"{_SETTING}: no NVIDIA driver here ({LIBRARY} is missing); use --device cpu"

@@ -1,7 +1,7 @@
-"""Children must not outlive the process that started them, not even its kill -9.
+"""Children must not outlive the process that started them, even if that gets a SIGKILL.
 
-``leash`` asks the kernel to kill this process when its parent dies. Run as a module it puts
-another program on the leash: ``python -m pagemesh.cli.mesh.leash PARENT_PID PROGRAM ARGUMENT...``.
+``leash`` asks the kernel to kill this process when its parent dies. Run as a module, it does so for
+another program: ``python -m pagemesh.cli.mesh.leash PARENT_PID PROGRAM ARGUMENT...``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def leash(parent_pid: int) -> None:
-    """Die with ``parent_pid``; exit at once when it is dead already. Linux only: elsewhere
-    an orderly stop is all there is."""
+    """Die with ``parent_pid``; exit at once if it is dead already. Linux only: on other systems,
+    children are stopped only by an orderly stop."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)

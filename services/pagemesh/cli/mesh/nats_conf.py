@@ -1,7 +1,7 @@
-"""The configuration of a NATS server whose users may do exactly what their role does.
+"""The configuration of a NATS server whose users have exactly the permissions of their role.
 
-Rendered from ``wire.subjects.permissions``, for the server that ``pagemesh up`` starts and
-for ``ops/nats/nats-server.conf`` alike, so that the two and the code cannot drift apart.
+Rendered from ``wire.subjects.permissions``, both for the server that ``pagemesh up`` starts and for
+``ops/nats/nats-server.conf``, so that neither can drift from the code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _HEAD = "# Made by pagemesh.cli.mesh.nats_conf from wire.subjects.permissions; d
 
 
 def render(*, host: str, port: int, passwords: Mapping[BusRole, str], more: str = "") -> str:
-    """The file. ``passwords`` are inserted as given: quote them, or name a variable as
-    ``$NAME``. ``more`` are further lines, such as a monitoring port or a tls block."""
+    """The text of the file. ``passwords`` are inserted verbatim: quote them, or name a variable as
+    ``$NAME``. ``more``: further lines, such as a monitoring port or a tls block."""
     users = ",\n".join(_user(role, passwords[role]) for role in BUS_ROLES)
     blocks = [
         _HEAD,
@@ -42,9 +42,8 @@ def render(*, host: str, port: int, passwords: Mapping[BusRole, str], more: str 
 
 
 def render_for_compose(*, tls: bool = False) -> str:
-    """``ops/nats/nats-server.conf``, or with ``tls`` ``nats-server-tls.conf`` beside it:
-    passwords and files come from the server's environment, its health is asked for on port
-    8222."""
+    """The text of ``ops/nats/nats-server.conf``, or with ``tls`` of ``nats-server-tls.conf`` beside
+    it. Passwords and paths come from the server's environment; port 8222 answers health checks."""
     passwords: dict[BusRole, str] = {
         role: f"$PAGEMESH_NATS_PASSWORD_{role.upper()}" for role in BUS_ROLES
     }
@@ -53,7 +52,7 @@ def render_for_compose(*, tls: bool = False) -> str:
 
 
 def quoted(password: str) -> str:
-    """``password`` as a string of the configuration language."""
+    """``password`` as a string literal of the configuration language."""
     return json.dumps(password)
 
 

@@ -1,4 +1,4 @@
-"""From configuration to child processes: who runs, as whom, with which environment."""
+"""From configuration to child processes: names, commands, bus users and environments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pagemesh.wire.subjects import BUS_ROLES, BusRole
 
 STAGES: Mapping[str, int] = {"nats": 0, "pager": 1, "decode": 2, "prefill": 2, "gateway": 3}
 URL_ROLES: tuple[BusRole, ...] = ("client", "operator")
-"""Roles of people: the URL of each is written to a private file, ``ROLE.url``."""
+"""Bus roles that people use: the URL of each is written to a private file, ``ROLE.url``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """The server of our own: how each role reaches it, and the child that runs it."""
+    """The NATS server that `up` starts: how each role connects, and the child that runs it."""
 
     url: str
     passwords: Mapping[BusRole, Secret]
@@ -38,7 +38,7 @@ class NatsServer:
 
 
 def plan_nats(folder: RunFolder) -> NatsServer:
-    """Write the configuration of a server on a free loopback port, with fresh passwords."""
+    """Plan a server on a free loopback port with fresh passwords, and write its files."""
     port = free_port()
     passwords: dict[BusRole, Secret] = {role: Secret(secrets.token_hex(24)) for role in BUS_ROLES}
     text = nats_conf.render(
@@ -67,12 +67,12 @@ def plan_nats(folder: RunFolder) -> NatsServer:
 def plan_services(
     up: UpConfig, config: ServiceConfig, nats: NatsServer | None
 ) -> tuple[ChildSpec, ...]:
-    """The services of one host; with ``nats``, each in the role's own name at that server."""
+    """The services of one host; with ``nats``, each connects to that server as its role's user."""
     names: list[tuple[BusRole, str]] = [("pager", "pager")]
     names += [("decode", f"decode-{index}") for index in range(up.decode_count)]
     names += [("prefill", f"prefill-{index}") for index in range(up.prefill_count)]
     names += [("gateway", "gateway")]
-    tail = "" if nats else "-" + secrets.token_hex(3)  # others may share the server
+    tail = "" if nats else "-" + secrets.token_hex(3)  # other meshes may share the server
     return tuple(
         _service(role, name + tail, _with_own_metrics(config, index), nats)
         for index, (role, name) in enumerate(names)
@@ -80,8 +80,8 @@ def plan_services(
 
 
 def _with_own_metrics(config: ServiceConfig, index: int) -> ServiceConfig:
-    """One port cannot be listened on twice: the services take it and the ones that follow, which
-    ``check_metrics_ports`` has looked at."""
+    """Give service number ``index`` a metrics port of its own: they take consecutive ports, which
+    ``check_metrics_ports`` has checked."""
     first = config.telemetry.metrics_port
     if first == 0:
         return config
@@ -100,8 +100,8 @@ def _service(role: BusRole, name: str, config: ServiceConfig, nats: NatsServer |
 
 
 def _inherited() -> dict[str, str]:
-    """Our environment without our settings, which each child is given anew and complete. Whether
-    cores run compiled is no setting: it is asked before there are any."""
+    """Our environment without settings, which each child gets in full from its configuration. The
+    variable that says whether cores run compiled stays: it is read before any settings are."""
     return {
         name: value
         for name, value in os.environ.items()

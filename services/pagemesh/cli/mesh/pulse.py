@@ -1,8 +1,8 @@
-"""Signs of life of a child process: where they come from, and waiting for them to stop.
+"""Signs of life of a child process: receives them, and reports when they cease.
 
-A service beats on a pipe from its event loop, so a loop that is blocked counts as silent and
-a long model step, which runs on a thread, does not. The NATS server, which is no program of
-ours, is silent when it no longer greets who connects.
+A service beats on a pipe from its event loop, so it counts as silent if the loop is blocked, but
+not during a long model step, which runs on a thread. The NATS server cannot beat; it counts as
+silent if it does not greet a new connection.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _READ_BYTES = 1 << 12
 class Pulse:
     """Use as a context manager around one life of a child.
 
-    ``flag``: what tells the child the descriptor to beat on; empty: it cannot.
-    ``greets_at``: host and port where it says something first; None: nowhere.
-    Without either nobody is watched.
+    ``flag``: the child's flag for the descriptor to beat on; empty if it has none.
+    ``greets_at``: host and port at which the child greets new connections, or None.
+    Without either, the child is not watched.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Pulse:
         return self._core.patience_ms
 
     def handed_over(self) -> None:
-        """The child has its end of the pipe: let go of ours."""
+        """The child has inherited the writing end of the pipe: close ours."""
         if self._write_fd is not None:
             os.close(self._write_fd)
             self._write_fd = None
 
     async def stopped(self) -> None:
-        """Return once the child was silent for too long."""
+        """Return once the child has been silent for too long."""
         if not self._flag and self._greets_at is None:
             await asyncio.Event().wait()
         while True:

@@ -1,8 +1,8 @@
-"""Whether a mesh that ``pagemesh up`` runs is ready: when it starts, and again after each service
-that died.
+"""Whether the mesh that ``pagemesh up`` runs is ready: at the start, and again after a service has
+died.
 
-Services say so on the bus, the gateway by its door too. Nothing listens in between: everyone
-tells its load there several times a second.
+Services announce it on the bus, and the gateway's HTTP health check confirms it. In between, `up`
+is not subscribed, since all services announce their load there several times a second.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.wire.errors import PagemeshError
 
 _POLL_S, _POLL_AGAIN_S = 0.05, 0.25
-"""How often to look while people wait for the start, and while a mesh serves without one that
-died."""
+"""How often to check during the start, which people wait for, and while a mesh serves without a
+service that died."""
 _ASK_EVERY = 10
 _RETURN_TIMEOUT_MS, _RETRY_S = 60_000, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """``names``: of the services. ``nats``: the server, where it is our own."""
+    """The services' ``names``, and the server ``nats`` if `up` started it."""
 
     names: Sequence[str]
     config: ServiceConfig
     nats: NatsServer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
-    """One of them was started since the last look at whether all are ready."""
+    """Set when a member is started; cleared by each check of whether all are ready."""
 
 
 async def become_ready(
     members: Members, screen: Screen, *, timeout_ms: int, poll_s: float = _POLL_S
 ) -> None:
-    """Return when every service says it is ready and the gateway serves. A NATS server of our own
-    is one of those that start: it has as long for it as they. Raises ``TimeoutError``, or like
-    ``Bus.connect``."""
+    """Return when every service has announced that it is ready and the gateway serves. A NATS
+    server that `up` started has as long to start as the services have. Raises ``TimeoutError``, and
+    what ``Bus.connect`` raises."""
     config, nats = members.config, members.nats
     bus_config = nats.bus(config.bus, "operator") if nats else config.bus
     url, name = http_url(config) + "/health/ready", new_service_name("up")
@@ -62,20 +62,20 @@ async def become_ready(
             screen.change(nats.spec.name, "ready")
 
         def show(name: str, state: str) -> None:
-            if name in members.names:  # others may share the server
+            if name in members.names:  # other meshes may share the server
                 screen.change(name, state)
 
         roster = Roster(MonotonicClock(), show)
         await roster.listen(bus)
 
-        def is_ready(name: str) -> bool:  # who was and has died says nothing on the bus
+        def is_ready(name: str) -> bool:  # a death is known only to the screen
             return roster.is_ready(name) and screen.shows(name, "ready")
 
         def nats_is_ready() -> bool:
             if nats is None:
                 return True
             if bus.state is BusState.CONNECTED and screen.shows(nats.spec.name, STARTED):
-                screen.change(nats.spec.name, "ready")  # again: it died while we looked
+                screen.change(nats.spec.name, "ready")  # again: it died meanwhile
             return screen.shows(nats.spec.name, "ready")
 
         for poll in itertools.count():
@@ -89,8 +89,8 @@ async def become_ready(
 
 
 async def tell_of_returns(members: Members, screen: Screen) -> None:
-    """Show who was started again as ready once it is so. Runs until it is cancelled; what it
-    cannot see is no failure of the mesh."""
+    """Show restarted members as ready once they are. Runs until it is cancelled; failing to observe
+    them is no failure of the mesh."""
     while True:
         await members.started.wait()
         try:

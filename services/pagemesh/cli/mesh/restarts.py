@@ -1,11 +1,11 @@
-"""When to start a dead child again. Pure: lives in, a decision out.
+"""When to restart a dead child. Pure: lives in, a decision out.
 
-A first death is answered at once, repeated ones with a pause that doubles; a child that keeps
-dying is given up, because a crash loop helps nobody and hides its reason. How often it dies in a
-time would not tell, since some take seconds to come as far as what kills them: a life that was long
-enough makes up for the deaths before it, and nothing else does. Who is killed from outside now and
-then lives so long in between, and is started again for ever. Who is killed more often is given up
-though it served each time: whether a life came to serve is not known here.
+After its first death a child is restarted at once, after further ones with a pause that doubles. A
+child that keeps dying is given up, because a crash loop helps nobody and hides its cause. Deaths
+are not counted per time, since some children run for seconds before they reach what kills them;
+instead, a life that was long enough resets the count. A child that is killed from outside now and
+then lives that long in between, and is restarted for ever. One that is killed more often is given
+up even if it served each time: whether a life got as far as serving is not known here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """``exit_count_max`` deaths are one too many, if no life between them was ``life_ms_min``
-    long."""
+    """A child is given up at its ``exit_count_max``-th death without a life of at least
+    ``life_ms_min`` in between."""
 
     exit_count_max: int = 12
     life_ms_min: int = 15_000
@@ -36,7 +36,7 @@ class GiveUp:
 
 
 class RestartCore:
-    """The deaths of one child. ``check`` raises when the bounds are broken."""
+    """Counts the deaths of one child. ``check`` asserts the bounds."""
 
     __slots__ = ("_count", "_first_ms", "_limits")
 
@@ -61,8 +61,8 @@ class RestartCore:
         return Restart(min(limits.pause_ms_max, doubled))
 
     def waits(self) -> Restart:
-        """It ended for what others have to put right, such as a server's certificate or a full
-        disk: it is tried without end, and that is no death."""
+        """The child ended for a cause outside the mesh, such as a server's certificate or a full
+        disk. It is retried without limit, and not counted as a death."""
         return Restart(self._limits.pause_ms_max)
 
     def check(self) -> None:

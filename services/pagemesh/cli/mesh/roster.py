@@ -1,5 +1,5 @@
-"""Which services of the mesh say that they are ready, heard on the presence subject by
-someone who is no service."""
+"""Which services of the mesh are ready, as heard on the presence subject by a process that is not a
+service itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pagemesh.wire.errors import ConfigError, Fault
 from pagemesh.wire.presence import Announce, AskPresence, Role
 
 _LOOK_S, _LOOK_COUNT_MAX = 0.4, 4
-"""Who is there answers at once. Whoever is about to leave (a mesh that was just killed) has a
-second and a half for it."""
+"""Services that are there answer at once. A mesh that is just ending (because its `up` was killed)
+gets a second and a half for it."""
 
 
 class Roster:
@@ -33,12 +33,12 @@ class Roster:
         await bus.subscribe(subjects.PRESENCE, self._admit)
 
     async def ask(self, bus: Bus) -> None:
-        """Have everyone announce itself; what is lost is asked for again by the caller."""
+        """Ask all services to announce themselves. The message may be lost; callers ask again."""
         with contextlib.suppress(Fault):
             bus.publish(subjects.ASK_PRESENCE, codec.encode(AskPresence()))
 
     def is_ready(self, name: str) -> bool:
-        """Whether the service of that name, whatever its role, says so."""
+        """Whether the service of that name, whatever its role, has announced that it is ready."""
         found = (self.directory.find(role, name) for role in get_args(Role))
         return any(announce is not None and announce.state == "ready" for announce in found)
 
@@ -52,8 +52,8 @@ class Roster:
 
 
 async def check_host_is_free(bus: Bus, host: str) -> None:
-    """Whether no pager of ``host`` is on the bus: both would answer what is meant for one. Raises
-    ``ConfigError``, or ``Denied``."""
+    """Raises ``ConfigError`` if a pager of ``host`` is on the bus already, since both would answer
+    messages meant for one. Raises ``Denied``."""
     for _ in range(_LOOK_COUNT_MAX):
         roster = Roster(MonotonicClock(), lambda _name, _state: None)
         await roster.listen(bus)

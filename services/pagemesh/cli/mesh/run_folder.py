@@ -1,12 +1,12 @@
-"""The folder of one running ``pagemesh up``: pools, locks, the server's configuration.
+"""The folder of one running ``pagemesh up``: pool, locks, the NATS server's configuration.
 
     <pool folder>/up-<random>/up.lock     locked for as long as that `up` lives
-                              secret      kept with the pool: it keys what the pool holds
+                              secret      kept with the pool, whose contents it keys
                               ...         pool files, worker locks, nats-server.conf
 
-A folder whose ``up.lock`` is free is an orphan of a killed ``up``. The next one adopts the first
-orphan that has a pool of its own host, so that the cache is still warm, and removes the others, and
-the pools of other hosts with them.
+A folder whose ``up.lock`` is free is an orphan of a killed ``up``. The next ``up`` adopts the first
+orphan with a pool of its own host, so that the cache is still warm, and removes the others,
+including the pools of other hosts.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class RunFolder:
     adopted: bool
     removed_count: int
     lock: int
-    """The descriptor that holds its ``up.lock``."""
+    """The descriptor that holds the lock on ``up.lock``."""
 
     def keep(self, files: Mapping[Path, str]) -> None:
-        """Put back what somebody has removed of ``files`` and of our lock, without which nobody
-        finds the mesh, and another `up` takes the folder for an orphan. Raises ``OSError``, or
-        ``ConfigError`` when the folder is somebody else's by now."""
+        """Restore those of ``files`` and our lock that were deleted: without them commands do not
+        find the mesh, and another `up` takes the folder for an orphan. Raises ``OSError``, and
+        ``ConfigError`` when another `up` has the folder by now."""
         _make_private(self.path)
         with _alone_in(self.path.parent, waits=False):
             if not self.holds():
@@ -54,7 +54,8 @@ class RunFolder:
         put_back(files)
 
     def holds(self) -> bool:
-        """Whether the lock that is there is ours, or nobody's and ours from now on."""
+        """Whether we hold the folder's lock. A lock file that was deleted or is free is locked
+        anew."""
         if is_at(self.path / LOCK_NAME, self.lock):
             return True
         held = _try_lock(self.path / LOCK_NAME)
@@ -64,15 +65,15 @@ class RunFolder:
         return held is not None
 
     def secret(self, disk_folder: Path | None = None) -> str:
-        """The mesh's secret: the one that the disk tier's pages are keyed with, else that of the
-        adopted pool, else a new one. It is kept in both places, so that either is found again; if
-        ``disk_folder`` cannot be used, nor will the tier be."""
+        """The mesh's secret: the one that keys the pages of the disk tier, else that of the adopted
+        pool, else a new one. It is stored in both folders, so that either's pages are found again.
+        If ``disk_folder`` cannot be used, the tier will not be either, so that is no error."""
         kept = _kept_secret(self.path)
         secret = kept or secrets.token_hex(32)
         if disk_folder is not None:
             with contextlib.suppress(OSError):
                 disk_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with _alone_in(disk_folder):  # another `up` may begin with the same disk
+                with _alone_in(disk_folder):  # another `up` may start with the same disk
                     found = _kept_secret(disk_folder)
                     if not found:
                         _keep_secret(disk_folder, secret)
@@ -83,7 +84,7 @@ class RunFolder:
 
 
 def has_damaged_secret(folder: Path) -> bool:
-    """Whether what is there is no secret, so that pages keyed with the former are not found."""
+    """Whether the secret's file is damaged, so that pages keyed with it cannot be found."""
     try:
         return bool((folder / SECRET_NAME).read_bytes()) and not _kept_secret(folder)
     except OSError:
@@ -91,21 +92,24 @@ def has_damaged_secret(folder: Path) -> bool:
 
 
 def _kept_secret(folder: Path) -> str:
-    """Empty when there is none: when an earlier version left it so on a full disk, too, or a loss
-    of power made something else of it, which no environment could carry."""
+    """The stored secret; empty if there is none or the file is damaged, by a full disk under an
+    earlier version or by a loss of power: other characters could not be passed in an environment
+    variable."""
     file = folder / SECRET_NAME
     text = file.read_text("ascii", "replace") if file.exists() else ""
     return text if text.isascii() and text.isprintable() else ""
 
 
 def _keep_secret(folder: Path, secret: str) -> None:
-    """What a full disk or a kill cut short would be no secret, and the next mesh would find it."""
+    """Store the secret atomically, so that neither a full disk nor a kill leaves half of it for the
+    next mesh."""
     _write_whole(folder / SECRET_NAME, secret)
 
 
 def put_back(files: Mapping[Path, str]) -> None:
-    """Write those that somebody has removed, and the folder if need be. Raises ``OSError``, or
-    ``ConfigError`` when the folder is not ours: what is in them is for nobody else."""
+    """Write those of ``files`` (path -> content) that are missing, and make their folders if
+    needed. Raises ``OSError``, and ``ConfigError`` when a folder is not ours: the contents are
+    private."""
     for path, text in files.items():
         if not path.exists():
             _make_private(path.parent)
@@ -113,15 +117,15 @@ def put_back(files: Mapping[Path, str]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """The folder of a mesh, and the one that it is in. Once they are gone anybody may have made
-    others of that name. Raises ``OSError`` or ``ConfigError``."""
+    """Make a mesh's folder and its parent, and check that they are ours: once they were deleted,
+    anybody may have made others of the same name. Raises ``OSError`` or ``ConfigError``."""
     for place in (folder.parent, folder):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(place)
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a private file, all of it or nothing, also if the power fails. Raises ``OSError``."""
+    """Write a private file atomically, even if the power fails. Raises ``OSError``."""
     fresh = path.with_name(f"{path.name}.new")
     try:
         write_private(fresh, text)
@@ -164,33 +168,34 @@ def run_folder(base: Path, host: str) -> Iterator[RunFolder]:
 
 
 def _remove(base: Path, folder: RunFolder) -> None:
-    """Of a folder that is half gone, which with a large pool takes seconds, the lock may be gone
-    first: who starts meanwhile would take it for an orphan, and lose what it writes there."""
+    """Remove the folder, with ``base`` locked: that takes seconds with a large pool, and the lock
+    file may go first. An `up` that starts meanwhile would adopt the rest as an orphan, and then
+    lose what it writes there."""
     with contextlib.ExitStack() as alone:
-        with contextlib.suppress(OSError):  # somebody has removed ``base``
+        with contextlib.suppress(OSError):  # ``base`` was deleted
             alone.enter_context(_alone_in(base))
-        with contextlib.suppress(OSError):  # nor anything that is not there
+        with contextlib.suppress(OSError):  # the folder was deleted
             if folder.holds():
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def orphan_pool_bytes(base: Path) -> int:
-    """What killed meshes below ``base`` left: pools, and pages kept in memory beside them. The next
-    ``up`` adopts or removes all of it. Nothing where ``base`` is not there or not ours."""
+    """Bytes that killed meshes left below ``base``: pools, and pages kept in memory beside them.
+    The next ``up`` adopts or removes all of it. 0 if ``base`` does not exist or is not ours."""
     if not _usable(base):
         return 0
     total = 0
     with _alone_in(base):
         for folder, lock in _orphans(base):
             for path in folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):  # whose writer is not dead yet
+                with contextlib.suppress(FileNotFoundError):  # its writer still lives
                     total += path.lstat().st_blocks * 512
             os.close(lock)
     return total
 
 
 def check_owner(base: Path) -> None:
-    """Whether ``base`` is ours alone, or not there yet. Raises ``ConfigError``."""
+    """Raises ``ConfigError`` unless ``base`` is ours alone or does not exist yet."""
     named = f"PAGEMESH_POOL_DIR={base} (--pool-dir)"
     with naming(named):
         if not base.exists():
@@ -209,7 +214,7 @@ def running_folders(base: Path) -> list[Path]:
 
 
 def running_urls(base: Path, role: str) -> dict[Path, str]:
-    """What each mesh that runs below ``base`` has written down as the URL for ``role``, by file."""
+    """File -> URL: the URL for ``role`` that each running mesh below ``base`` has written."""
     found: dict[Path, str] = {}
     for folder in running_folders(base):
         file = folder / url_file_name(role)
@@ -219,26 +224,27 @@ def running_urls(base: Path, role: str) -> dict[Path, str]:
 
 
 def url_file_name(role: str) -> str:
-    """The private file of a mesh that holds a URL: of a user of its bus, or of its ``GATEWAY``."""
+    """Name of the private file that holds the URL for a bus user, or that of the ``GATEWAY``."""
     return f"{role}.url"
 
 
 def _usable(folder: Path) -> bool:
-    """Asked for access first, which says no where nobody may even look: ``is_dir`` raises there."""
+    """Whether ``folder`` is a folder with full access. ``os.access`` comes first, since ``is_dir``
+    raises if a parent may not be searched."""
     return os.access(folder, os.R_OK | os.W_OK | os.X_OK) and folder.is_dir()
 
 
 def _folders(base: Path) -> list[Path]:
-    """Those of meshes of ours: others may have files and folders of such names beside them."""
+    """The folders of our own meshes; others may have put files and folders of such names there."""
     found = filter(_usable, sorted(base.glob(PREFIX + "*")))
     return list(itertools.islice(found, _FOLDER_COUNT_MAX))
 
 
 @contextmanager
 def _alone_in(folder: Path, *, waits: bool = True) -> Iterator[None]:
-    """One process at a time; without ``waits`` ``OSError`` where there is one already. What is
-    below ``base`` is looked at so: a folder that was just made must not look like an orphan, nor
-    one that is looked at as if its `up` were alive."""
+    """Hold an exclusive lock on ``folder``; without ``waits``, raises ``OSError`` if another
+    process holds it. It guards all looks below ``base``: a folder that was just made must not look
+    like an orphan, nor may the probing of a lock make an orphan look alive."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -305,8 +311,8 @@ def _in_use(folder: Path) -> bool:
 
 
 def _strip(folder: Path, host: str) -> None:
-    """Keep what the next mesh can use: the pool of ``host``, who wrote to it, what was decided
-    about it, and the secret it is keyed with."""
+    """Remove all but what the next mesh can use: the pool of ``host``, its holders, pins and
+    retired roots, and the secret that keys it."""
     suffixes = (POOL_SUFFIX, HOLDERS_SUFFIX, PINS_SUFFIX, RETIRED_SUFFIX)
     kept = {LOCK_NAME, SECRET_NAME, *(host + suffix for suffix in suffixes)}
     for path in folder.iterdir():

@@ -1,7 +1,6 @@
-"""What ``pagemesh up`` shows on stderr: one line a service while loading, then events.
+"""What ``pagemesh up`` shows on stderr: one line per service while loading, then events.
 
-On a terminal that can do so the lines are redrawn in place; otherwise each change is a line of its
-own.
+A capable terminal gets these lines redrawn in place; otherwise each change is a line of its own.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _WIDTH_NAME = 14
 
 
 def fitted(head: str, facts: Sequence[str], *, width: int | None) -> str:
-    """``head (fact; fact)`` in one line, or a line each where a terminal of ``width`` columns
-    would break it, maybe within the URL that people copy."""
+    """``head (fact; fact)`` in one line, or head and facts on a line each if a terminal of
+    ``width`` columns would wrap it, perhaps within the URL that people copy."""
     line = f"{head} ({'; '.join(facts)})"
     if width is None or len(line) <= width:
         return line
@@ -32,7 +31,7 @@ def fitted(head: str, facts: Sequence[str], *, width: int | None) -> str:
 
 
 def announce(text: str) -> None:
-    """A line on stdout, for whoever still reads it."""
+    """Print a line to stdout, if that is still open."""
     if sys.stdout is not None:
         Unheard(sys.stdout).write(text + "\n")
 
@@ -75,12 +74,12 @@ class Screen:
             self.line(f"{name}: {state}")
 
     def shows(self, name: str, state: str) -> bool:
-        """Whether ``name`` was in that state when it was last heard of, from itself or from who
-        keeps it running."""
+        """Whether ``state`` is the last state of ``name``, as reported by itself or by its
+        ``Child``."""
         return self._states.get(name) == state
 
     def line(self, text: str) -> None:
-        """Print a line of its own; what services log goes this way, unchanged."""
+        """Print a line; the services' logs are passed on this way, unchanged."""
         self._console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def settle(self) -> None:
@@ -99,6 +98,6 @@ class Screen:
 
 
 def _stderr() -> Console:
-    if sys.stderr is None:  # it was closed before we began
+    if sys.stderr is None:  # it was closed before we started
         return Console(quiet=True)
     return Console(file=cast("IO[str]", Unheard(sys.stderr)), highlight=False)

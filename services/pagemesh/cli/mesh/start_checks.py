@@ -1,7 +1,7 @@
-"""What would stop a mesh seconds after its start, found out before anything is started.
+"""Finds, before anything is started, what would stop a mesh seconds after its start.
 
-The services judge the same things by the same code; asking here first makes one line of what
-would be a mesh that comes up halfway.
+The services check the same things by the same code; checking here first gives one line of error
+instead of a mesh that is half up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pagemesh.wire.pool_format import IN_FILE, PoolFormat
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """The pool that a mesh of this model and these settings makes."""
+    """The pool of a mesh with a given model and settings."""
 
     form: PoolFormat
     context_tokens_max: int
@@ -47,7 +47,7 @@ class PoolPlan:
 
     @property
     def shortfall(self) -> str:
-        """What to tell people of a pool smaller than the model's context; empty otherwise."""
+        """The warning for a pool smaller than the model's context; empty otherwise."""
         if self.tokens >= self.context_tokens_max:
             return ""
         pages = -(-self.context_tokens_max // self.form.page_size)
@@ -59,14 +59,14 @@ class PoolPlan:
 
 
 def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
-    """Whether the settings go together, of which no GPU, disk or server is asked. Raises
-    ``ConfigError``."""
+    """Raises ``ConfigError`` for settings that are invalid or contradict each other; does not ask
+    any GPU, disk or server."""
     _ = config.telemetry.traces_url
     gate = config.gateway
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     _ = gate.page_origins
     config.worker.check_supported()
-    if config.worker.cpu_level:  # wherever steps run, headers are written by native code
+    if config.worker.cpu_level:  # on any device: native code writes page headers
         check_level(config.worker.cpu_level)
     if config.worker.device == "cpu" and config.pager.host_bytes:
         raise ConfigError(
@@ -75,7 +75,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         )
     check_tier_is_named(config.pager)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.pager.disk_dir and config.pager.host_bytes > memory_bytes:  # else the folder says so
+    if config.pager.disk_dir and config.pager.host_bytes > memory_bytes:  # else see check_room
         raise ConfigError(
             f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): this machine has "
             f"{shown_binary(memory_bytes)} of memory; give less"
@@ -98,8 +98,8 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
 def check_device_room(
     gpu: Gpu, config: ServiceConfig, shape: ModelShape, worker_count: int
 ) -> None:
-    """Whether pool, weights and graphs of ``worker_count`` workers fit on ``gpu``, as far as the
-    model's files tell. Raises ``ConfigError``."""
+    """Raises ``ConfigError`` unless pool, weights and graphs of ``worker_count`` workers fit on
+    ``gpu``, as far as the model's files tell."""
     folder = Path(config.worker.model)
     model = read_config(folder / "config.json")
     dtype = compute_type(config.worker, shape.stored)
@@ -108,8 +108,8 @@ def check_device_room(
 
 
 def check_model(folder: Path) -> None:
-    """Raises ``ConfigError`` for an architecture that the engine has not, a broken config.json or
-    a missing tokenizer."""
+    """Raises ``ConfigError`` for an architecture that the engine does not support, a broken
+    config.json or a missing tokenizer."""
     where = f"model {folder}"
     source = read_config(folder / "config.json")
     try:
@@ -120,8 +120,8 @@ def check_model(folder: Path) -> None:
 
 
 def known_shape(folder: Path) -> ModelShape | None:
-    """The shape of the model in ``folder``; None where its config.json leaves to the family's
-    own code what we do not know by heart. The workers know it."""
+    """The shape of the model in ``folder``; None if its config.json omits defaults of the family's
+    code that are not known here. The workers know them."""
     try:
         return read_shape(read_config(folder / "config.json"), f"model {folder}")
     except ConfigError:
@@ -130,7 +130,7 @@ def known_shape(folder: Path) -> ModelShape | None:
 
 def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
     """The pool of a mesh. Raises ``ConfigError`` when no page can hold K and V of the model, or
-    the pool no page."""
+    when the pool cannot hold a page."""
     page_size, pool_bytes = config.worker.page_size, config.pager.pool_bytes
     kv = FORMATS[page_type(config.worker, shape.stored)]
     size = page_shape(shape, kv, page_size, 1).page_bytes
@@ -145,9 +145,8 @@ def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
 
 
 def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
-    """What the pool takes in the pool folder, at least: all of it, or headers and what may be
-    kept of it in the host's memory where pages are on a device. Without a ``pool``, as far as
-    the settings tell."""
+    """The least that the pool takes in the pool folder: all of it, or, with pages on a device, the
+    headers and the host tier. Without a ``pool``, as far as the settings tell."""
     tier_bytes = 0 if config.pager.disk_dir else config.pager.host_bytes
     if pool is not None:
         return pool.form.file_bytes + tier_bytes
@@ -155,7 +154,7 @@ def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
 
 
 def check_cache(named: str) -> Path:
-    """The folder for prepared weights, one that is there or can be made. Raises ``ConfigError``."""
+    """The folder for prepared weights, which exists or can be made. Raises ``ConfigError``."""
     folder = cache_folder(named)
     if why := _unusable(folder):
         raise ConfigError(f"PAGEMESH_CACHE_DIR={folder} (--cache-dir): {why}; name another")
@@ -163,8 +162,8 @@ def check_cache(named: str) -> Path:
 
 
 def check_disk(folder: Path, host: str) -> None:
-    """Whether ``folder`` is one that pages of ``host`` can be kept in, or can be made. A disk that
-    is full or fails is the pager's to see: it serves on without. Raises ``ConfigError``."""
+    """Raises ``ConfigError`` unless pages of ``host`` can be kept in ``folder``, which is made if
+    needed. A full or failing disk is left to the pager, which then serves without it."""
     if why := _unusable(folder):
         raise _no_disk(folder, why)
     try:
@@ -176,7 +175,7 @@ def check_disk(folder: Path, host: str) -> None:
 
 
 def _unusable(folder: Path) -> str:
-    """Why nothing can be written to ``folder``, made if it is not there; empty: it can."""
+    """Why ``folder`` cannot be written to, or made if it does not exist; empty if it can."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:
@@ -192,8 +191,8 @@ def _unusable(folder: Path) -> str:
 
 
 def disk_shortfall(folder: Path, host: str, bytes_max: int) -> str:
-    """What to tell people of a disk that holds fewer than the ``bytes_max`` that pages of ``host``
-    may take: the tier ends when it is full, instead of making room. Empty otherwise."""
+    """The warning for a disk with less room than the ``bytes_max`` that pages of ``host`` may take:
+    on a full disk the tier is switched off instead of evicting. Empty otherwise."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     pages = DiskPlace(folder, host, bytes_max, b"").path("pages")
     free = shutil.disk_usage(existing).free
@@ -211,9 +210,9 @@ def _no_disk(folder: Path, why: str) -> ConfigError:
 
 
 def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
-    """Whether a pool of ``wanted_bytes`` finds room in ``folder``; gives what was found, for
-    people. ``orphan_bytes`` are taken by pools that the next mesh adopts or removes. Raises
-    ``ConfigError``."""
+    """Check that a pool of ``wanted_bytes`` fits into ``folder``; returns the result as text for
+    people. ``orphan_bytes`` are taken by pools that the next mesh adopts or removes, and count as
+    free. Raises ``ConfigError``."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         free = shutil.disk_usage(existing).free + orphan_bytes
@@ -233,8 +232,8 @@ def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Asking for permission is not enough: root has it everywhere, read-only disks included.
-    Raises ``OSError``, but not for a file system that is full."""
+    """Create and remove a folder in ``folder``. Checking permissions would not do: root has them
+    everywhere, even on a read-only disk. Raises ``OSError``, but not for a full file system."""
     try:
         Path(tempfile.mkdtemp(prefix=".pagemesh-", dir=folder)).rmdir()
     except OSError as error:
@@ -243,5 +242,5 @@ def _try_to_write(folder: Path) -> None:
 
 
 def _round_up(count_bytes: int) -> int:
-    """To whole MiB, as people write it."""
+    """Round up to whole MiB."""
     return -(-count_bytes // (1 << 20)) * (1 << 20)

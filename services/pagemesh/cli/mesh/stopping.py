@@ -1,8 +1,8 @@
 """How people stop a mesh.
 
-first signal     nothing new is taken, running requests may finish (the gateway drains first,
-                 so everything they need is there until they have), then all stop in order
-second signal    at once: every process is killed, and clients see their streams end early
+first signal     no new requests are taken, and running ones may finish (the gateway drains first,
+                 so that everything they need is there until then); then all stop in order
+second signal    every process is killed at once, and clients see their streams end early
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.supervisor import Supervisor
 
 KILL_MARGIN_MS = 2_000
-"""A service ends itself when its drain limit is over; one that does not even do that is killed
-so much later."""
+"""A service ends itself at the end of its drain limit; one that does not is killed this much
+later."""
 _PATIENCE_S = 1.0
-"""An idle mesh is gone by then, unless its processor is busy; after it people are told who has
-still to end, be it with an answer to finish or not."""
+"""After this time, the services that are still running are named. An idle mesh has normally ended
+by then."""
 
 
 def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
     """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one kills the mesh. The
-    handlers stay: stopping in order must not be cut short by an impatient Ctrl-C. Under ``nohup``,
-    which has SIGHUP ignored, a terminal that closes stops nothing."""
+    handlers remain installed, so that an impatient Ctrl-C does not interrupt the orderly stop
+    itself. Under ``nohup``, which ignores SIGHUP, closing the terminal stops nothing."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -41,7 +41,7 @@ def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
 
 
 async def drain(mesh: Supervisor, screen: Screen, *, drain_ms: int) -> None:
-    """Stop in order; each service has ``drain_ms`` to finish what it has."""
+    """Stop in order; each service has ``drain_ms`` to finish its work."""
     screen.line("stopping")
 
     def tell() -> None:

@@ -11,8 +11,8 @@ from pagemesh.runtime.clock import Clock, MonotonicClock
 from pagemesh.wire.errors import PagemeshError
 
 _WORDS_MS = 1_500
-"""Of the time that children have to stop, for what they tell their clients (the gateway's
-``TOLD_S_MAX`` twice, and what it takes to end)."""
+"""The part of the time to stop that children keep for telling their clients (twice the gateway's
+``TOLD_S_MAX``, and the time it takes to exit)."""
 
 
 class Supervisor:
@@ -22,11 +22,11 @@ class Supervisor:
         self.children = tuple(children)
         self._failure = failure
         self.killed = False
-        """Nobody is waited for any more."""
+        """``kill`` was called, so no child is waited for any more."""
 
     @property
     def stopping_names(self) -> list[str]:
-        """Who was asked to stop and has not yet."""
+        """The children that were asked to stop and still run."""
         return [child.spec.name for child in self.children if child.is_stopping]
 
     async def failed(self) -> PagemeshError:
@@ -34,7 +34,7 @@ class Supervisor:
         return await asyncio.shield(self._failure)
 
     async def stop(self, grace_ms: int, *, words_ms: int = 0) -> None:
-        """Stop the highest stage first: no service loses one that it still needs. See
+        """Stop the highest stage first, so that no service loses one that it still needs. See
         ``Child.stop``."""
         for stage in sorted({child.spec.stage for child in self.children}, reverse=True):
             members = [child for child in self.children if child.spec.stage == stage]
@@ -81,7 +81,8 @@ async def supervised(
         except PagemeshError as error:
             ended_by = error
         finally:
-            # Less than services have to drain: left alone, they would be killed amid answers.
+            # ``grace_ms`` is less than the drain limit, so services have to be told in time to cut
+            # off running answers; otherwise they would be killed in the middle of them.
             await supervisor.stop(grace_ms, words_ms=_WORDS_MS)
     if ended_by is not None:
         raise ended_by

@@ -1,4 +1,4 @@
-"""What ``pagemesh up`` itself takes, beside the settings of the services it starts."""
+"""The settings of ``pagemesh up`` itself, beside those of the services it starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagemesh.wire.errors import ConfigError
 WORKER_COUNT_MAX = 64
 _PORT_MAX = 65_535
 _LOOPBACK_OF_ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to reach who listens on all addresses; on all of IPv6 is not on any of IPv4."""
+"""Loopback addresses for a server that listens on all addresses; all of IPv6 excludes IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class UpConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigError`` for a mesh that could answer nobody."""
+        """Raises ``ConfigError`` for a mesh without workers."""
         if not self.worker_count:
             raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
 
@@ -59,13 +59,13 @@ class UpConfig:
 
     @property
     def service_count(self) -> int:
-        """With a pager and a gateway."""
+        """The workers, a pager and a gateway."""
         return self.worker_count + 2
 
 
 def for_device(up: UpConfig, config: ServiceConfig, given: Mapping[str, str]) -> UpConfig:
-    """``up`` with one worker for both roles on a GPU, unless ``given`` (by variable) says how many
-    prefill workers there are to be: two take turns on it, and hold the weights twice."""
+    """``up`` without prefill workers on a GPU, unless ``given`` (by variable) sets their number:
+    two workers would take turns on the GPU and hold the weights twice."""
     if config.worker.device != "cuda" or "PAGEMESH_PREFILL" in given or not up.decode_count:
         return up
     return replace(up, prefill_count=0)
@@ -79,8 +79,8 @@ def starts_nats(given: Mapping[str, str]) -> bool:
 def with_http(
     config: ServiceConfig, address: str, flags: Mapping[str, str] = MappingProxyType({})
 ) -> ServiceConfig:
-    """``config`` serving at ``address`` (HOST:PORT, [IPV6]:PORT or :PORT; nothing: as it is).
-    ``flags`` (by variable) that name a host or a port win over an address that is none of them.
+    """``config`` serving at ``address`` (HOST:PORT, [IPV6]:PORT or :PORT; unchanged if empty).
+    ``flags`` (by variable) for host and port win over an address that comes from the environment.
     Raises ``ConfigError``, also for flags that contradict each other."""
     if not address:
         return config
@@ -107,8 +107,8 @@ def _is_port(text: str) -> bool:
 
 
 def with_free_port(config: ServiceConfig) -> ServiceConfig:
-    """``config`` with its HTTP port checked to be free, and chosen when it is 0: the gateway
-    may be restarted and must come back where clients look. Raises ``ConfigError``."""
+    """``config`` with an HTTP port that is free. Port 0 is replaced by a free one here, because a
+    restarted gateway must come back at the same port. Raises ``ConfigError``."""
     host, port = config.gateway.http_host, config.gateway.http_port
     try:
         port = usable_port(host, port) if port else free_port(host)
@@ -122,8 +122,8 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
 
 
 def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
-    """Whether the ports for metrics of ``service_count`` services are there, free, and none that
-    the mesh serves at, be it at another address. Raises ``ConfigError``."""
+    """Raises ``ConfigError`` unless the metrics ports of ``service_count`` services exist, are
+    free, and differ from the port that the mesh serves at, even at another address."""
     telemetry = config.telemetry
     if not telemetry.metrics_port:
         return
@@ -147,13 +147,13 @@ def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
 
 
 def _reason(error: OSError) -> str:
-    code = error.errno or 0  # that of a failed look-up is below 0, and not the system's
+    code = error.errno or 0  # negative for a failed look-up: not an errno
     return (os.strerror(code) if code > 0 else str(error.strerror)).lower()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens at ``host``; a name we do not
-    know may be anything."""
+    """Whether only this machine can reach a server that listens at ``host``. A name other than
+    ``localhost`` may be any address, so it counts as reachable."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,8 +1,8 @@
 """Whether a child still answers. Pure: beats and looks with their times in, a verdict out.
 
-Deaths show by themselves; a process that stands still shows only by its silence. Silence is
-counted in our own looks, so time in which we did not look counts for nothing: after a machine
-slept, or this process was stopped, every child has its whole patience again but a look or two.
+A death is noticed by itself; a process that hangs shows only by its silence. Silence is counted in
+the watcher's own looks, so time in which it did not look hardly counts: after the machine slept, or
+this process was stopped, a child has lost only a look or two of its patience.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """``first_ms_max``: until the first beat, since imports from a cold disk take long. Then
-    ``silence_ms_max``. ``look_ms`` is how often to look."""
+    """``first_ms_max`` applies until the first beat, since imports from a cold disk take long;
+    ``silence_ms_max`` after it. ``look_ms`` is the time between looks."""
 
     silence_ms_max: int = 10_000
     first_ms_max: int = 120_000
@@ -33,7 +33,7 @@ class WatchCore:
 
     @property
     def patience_ms(self) -> int:
-        """The silence that is too long now."""
+        """How long a silence is tolerated now."""
         limits = self._limits
         if self._beaten:
             return limits.silence_ms_max
@@ -45,7 +45,7 @@ class WatchCore:
         self._silence_ms = 0
 
     def look(self, now_ms: int) -> bool:
-        """Whether it was silent for too long (``now_ms`` is monotonic)."""
+        """Whether the child has been silent for too long (``now_ms`` is monotonic)."""
         self._silence_ms += min(now_ms - self._looked_ms, 2 * self._limits.look_ms)
         self._looked_ms = now_ms
         return self._silence_ms > self.patience_ms

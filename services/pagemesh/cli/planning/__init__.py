@@ -1,1 +1,1 @@
-"""What ``pagemesh plan`` works out: a model's shape, its pages, and what fits where."""
+"""What ``pagemesh plan`` computes: a model's shape, its pages, and what fits where."""

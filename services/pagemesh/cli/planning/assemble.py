@@ -1,4 +1,4 @@
-"""A whole plan from what was asked: the arithmetic of ``memory`` applied, nothing printed."""
+"""Makes a whole plan of a request by the arithmetic of ``memory``; prints nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SESSION_TOKENS = (2_048, 8_192, 32_768, 131_072)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be planned. ``memory_bytes`` is one device's, ``None`` when the pool's size
-    was given instead; tiers of 0 bytes are left out."""
+    """What to plan. ``memory_bytes`` is that of one device, None if the size of the pool was given
+    instead; tiers of 0 bytes are left out."""
 
     name: str
     shape: ModelShape
@@ -50,14 +50,14 @@ class Asked:
     disk_bytes: int
     pace: Pace
     up_kv: str
-    """What `pagemesh up` would keep KV as, with the settings there are."""
+    """The KV type that `pagemesh up` would use with the current settings."""
     up_says: str = ""
-    """What `pagemesh up` would say of this model before it starts anything, if not yes."""
+    """Why `pagemesh up` might not run this model; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFit:
-    """``fit`` sequences of ``tokens`` at once; one takes ``count_bytes``."""
+    """``fit`` sequences of ``tokens`` fit at once; each takes ``count_bytes``."""
 
     tokens: int
     count_bytes: int
@@ -73,7 +73,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What comes of it; see ``report`` for how it is told."""
+    """The result; ``report`` turns it into text or JSON."""
 
     name: str
     shape: ModelShape
@@ -85,22 +85,22 @@ class Plan:
     sessions: tuple[SessionFit, ...]
     shared_tokens: int
     windowed: SessionFit | None
-    """The last of ``sessions``, if layers with a window gave their pages back early."""
+    """The last of ``sessions``, if windowed layers freed pages that the window has left behind."""
     tiers: tuple[Tier, ...]
     pace: Pace
     waste_tokens: int
-    """Length that shares of waste are told for when no lengths were given."""
+    """The sequence length that waste is computed for if no lengths were given."""
     lengths: tuple[int, ...]
     wastes: tuple[tuple[str, Waste], ...]
     over_time: tuple[tuple[int, WasteOverTime], ...]
-    """Page size in tokens, and what such pages waste while sequences live."""
+    """Page size in tokens, and what pages of that size waste while sequences live."""
     page_sizes: tuple[tuple[int, int], ...]
-    """Page size in tokens and bytes of such a page."""
+    """Page size in tokens, and the bytes of such a page."""
     notes: tuple[str, ...]
 
 
 def make_plan(asked: Asked) -> Plan:
-    """Raises ``ConfigError`` for what does not fit or cannot be."""
+    """Raises ``ConfigError`` for what does not fit or is impossible."""
     shape = asked.shape
     page = page_shape(shape, asked.kv, asked.page_size, asked.device_count)
     budget = _budget(asked)
@@ -190,8 +190,8 @@ def _tiers(asked: Asked, page: PageShape, pages: int) -> tuple[Tier, ...]:
 
 
 def _wastes(asked: Asked, waste_tokens: int) -> tuple[tuple[str, Waste], ...]:
-    """Of the lengths that were given, page size by page size; without them what a reservation
-    costs, since the tail of one made-up length says nothing."""
+    """Waste of contiguous allocation and, if lengths were given, of each page size: the tail of a
+    single made-up length would say nothing."""
     lengths = asked.lengths or (waste_tokens,)
     reserved = asked.reserve_tokens or max(asked.shape.context_tokens_max, max(lengths))
     sizes = _page_sizes(asked) if asked.lengths else ()

@@ -1,7 +1,7 @@
-"""How many bits K and V take, in the formats people plan with.
+"""How many bits K and V take, in the formats that can be planned for.
 
-What the engine has (``kernels.layout``) is asked for its pages. For what it has not, a page of
-the same shape is computed, scales included, and the plan says so.
+The page size of a format that the engine supports comes from ``kernels.layout``. For any other, a
+page of the same shape is computed, scales included, and the plan says so.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pagemesh.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """``value_bits`` an element, and ``scale_bits`` for every block of ``block`` elements (0: a
-    head's width, so one scale a slot, head, and K or V)."""
+    """``value_bits`` per element, and ``scale_bits`` per block of ``block`` elements (0: the head's
+    width, so one scale per slot, head, and K or V)."""
 
     name: str
     value_bits: int
     scale_bits: int
     block: int
     finite_max: float
-    """The largest value that can be stored, before its scale."""
+    """The largest value that can be stored, before scaling."""
 
     @property
     def served(self) -> bool:
-        """Whether the engine can keep pages so."""
+        """Whether the engine supports pages of this format."""
         return self.name in KV_DTYPES
 
     def bits(self, head_dim: int) -> float:
-        """Of one element, with its share of the scale."""
+        """Bits per element, with its share of the scale."""
         return self.value_bits + self.scale_bits / (self.block or head_dim)
 
 
@@ -70,7 +70,7 @@ def find_format(name: str, origin: str) -> KvFormat:
 
 
 def page_bytes(kv: KvFormat, *, layers: int, kv_heads: int, head_dim: int, page_size: int) -> int:
-    """Bytes of one page. Raises ``ValueError`` for shapes that no kernel takes."""
+    """Bytes of one page. Raises ``ValueError`` for shapes that the kernels do not support."""
     if kv.served:
         served: KvDtype = kv.name  # type: ignore[assignment]
         return PageLayout(layers, kv_heads, head_dim, page_size, served).page_bytes

@@ -1,15 +1,16 @@
-"""What sequences hold and do not use while they live, weighted by time.
+"""The slots that sequences hold without using them while they live, weighted by time.
 
-A sequence is walked as a worker takes it, and counted as ``ops/bench/bench_waste.py`` counts it:
+A sequence is followed as a worker processes it; unused slots are counted as in
+``ops/bench/bench_waste.py``:
 
-    tail      behind the last token, in its page
-    growth    pages ahead of need
-    prompt    granted for a prompt and not computed yet, the chunk at hand included
+    tail      after the last token, in its page
+    growth    in pages ahead of need
+    prompt    granted for a prompt and not computed yet, including the current chunk
 
           admitted           computed, chunk by chunk         drawn, token by token     ends
              |----- prompt, and growth at its end ------|-------- tail and growth --------|
 
-Who asks for how many pages, and when, is the workers' and the pager's own code.
+How many pages are asked for, and when, is decided by the code of workers and pager.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from pagemesh.wire.presence import PageNeeds
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a sequence goes on. Of its tokens the last ``answer_tokens`` are drawn, as far as
-    one is left for the prompt. Speeds are one sequence's, in tokens a second."""
+    """How a sequence advances. Its last ``answer_tokens`` are decoded, but at least one token is
+    prompt. Speeds are those of one sequence, in tokens a second."""
 
     answer_tokens: int
     prompt_tokens_s: int
@@ -36,13 +37,13 @@ class Pace:
     growth_pages: int
 
     def prompt_tokens(self, tokens: int) -> int:
-        """Of a sequence that comes to ``tokens``."""
+        """The prompt's share of a sequence that ends with ``tokens``."""
         return max(1, tokens - self.answer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class WasteOverTime:
-    """Shares of the slots that are held, over time."""
+    """Unused slots as shares of the slots held, integrated over time."""
 
     tail: float
     growth: float
@@ -66,9 +67,9 @@ class _Areas:
 def waste_over_time(
     lengths: Sequence[int], page_size: int, pace: Pace, shared_tokens: int = 0
 ) -> WasteOverTime:
-    """Of sequences that come to ``lengths`` tokens, each equally often. Of the first
-    ``shared_tokens`` whole pages are cached: nobody computes them, and they are held once for
-    all, so that they are not counted."""
+    """The waste of sequences that end with ``lengths`` tokens, each equally often. The whole pages
+    of the first ``shared_tokens`` are cached: they are not computed, and not counted, since all
+    sequences hold the same ones."""
     areas = _Areas()
     for tokens, count in Counter(lengths).items():
         prompt_tokens = pace.prompt_tokens(tokens)
@@ -88,7 +89,7 @@ def waste_over_time(
 def _compute(
     areas: _Areas, prompt_tokens: int, tokens: int, cached: int, page_size: int, pace: Pace
 ) -> int:
-    """The prompt, from its admission on. Returns the slots it has in the end."""
+    """Add the prompt's areas, from its admission on. Returns the slots held at its end."""
     chunk, chunks = pace.chunk_tokens, pace.prompt_chunks
     prompt_slots = _whole(prompt_tokens, page_size)
     whole = _needs(page_size, pace).reserve_tokens(prompt_tokens, tokens)
@@ -113,14 +114,15 @@ def _draw(
     areas: _Areas, prompt_tokens: int, tokens: int, cached: int, slots: int,
     page_size: int, pace: Pace,
 ) -> None:  # fmt: skip
-    """The answer: each length from the prompt's to the last lasts as long as a token takes."""
+    """Add the answer's areas: each length, from the prompt's to the last, lasts for the time of one
+    token."""
     needs, seconds = _needs(page_size, pace), 1 / pace.answer_tokens_s
     held = 0
     filled = prompt_tokens
     while filled <= tokens:
         if slots < min(filled + 1 + page_size, tokens):
             slots = _whole(needs.reserve_tokens(filled + 1, tokens), page_size)
-        # With less than a page ahead it asks for more, unless this is all it will come to.
+        # With less than a page ahead, a worker asks for more, unless these slots are enough.
         end = tokens + 1 if slots >= tokens else max(slots - page_size, filled + 1)
         held += (end - filled) * slots
         filled = end
@@ -140,12 +142,12 @@ def _needs(page_size: int, pace: Pace) -> PageNeeds:
 
 
 def _whole(tokens: int, page_size: int) -> int:
-    """Slots of the pages that hold ``tokens``."""
+    """Slots of the whole pages that hold ``tokens``."""
     return -(-tokens // page_size) * page_size
 
 
 def _tails(count: int, page_size: int) -> int:
-    """Tails of the lengths 0 to ``count`` - 1, together."""
+    """The sum of the tails of the lengths 0 to ``count`` - 1."""
     pages, rest = divmod(count, page_size)
     return (
         pages * page_size * (page_size - 1) // 2

@@ -1,12 +1,12 @@
 """The arithmetic of KV memory: pages, sessions, waste. No files, no output.
 
-    bytes a token = 2 x layers x KV heads x head width x bits / 8, and the scales
+    bytes a token = 2 x layers x KV heads x head width x bits / 8, plus the scales
     pages         = (memory x share - weights) / bytes a page
     sessions      = pages / ceil(tokens / page size)
 
-With tensor parallelism every device holds its share of the KV heads of each page; once there
-are more devices than heads, heads are held more than once. One ledger counts the pages of all
-devices, so the fullest device decides.
+With tensor parallelism, every device holds its share of the KV heads of each page; with more
+devices than heads, heads are replicated. One ledger counts the pages of all devices, so the
+fullest device decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagemesh.wire.pool_format import PoolFormat
 PAGE_SIZES = (16, 32, 64, 128, 256)
 DEVICE_COUNT_MAX = 1_024
 RECORD_BYTES = 128
-"""What a page takes in a tier beside its own bytes: the record that finds it there again."""
+"""What a page takes in a tier beside its own bytes: its record in the index."""
 TAIL_SHARE_MAX = 0.04
 
 
@@ -32,7 +32,7 @@ class PageShape:
 
     layer_count: int
     kv_head_count: int
-    """Of the model; a device holds ``device_head_count`` of them."""
+    """KV heads of the model; a device holds ``device_head_count`` of them."""
     head_dim: int
     page_size: int
     kv: KvFormat
@@ -49,7 +49,7 @@ class PageShape:
 
     @property
     def device_page_bytes(self) -> int:
-        """Of one page on one device. Raises ``ConfigError``."""
+        """Bytes of one page on one device. Raises ``ConfigError``."""
         try:
             return page_bytes(
                 self.kv, layers=self.layer_count, kv_heads=self.device_head_count,
@@ -60,17 +60,17 @@ class PageShape:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page on all devices."""
+        """Bytes of one page on all devices."""
         return self.device_page_bytes * self.device_count
 
     @property
     def token_bytes(self) -> float:
-        """Of one token on all devices."""
+        """Bytes of one token on all devices."""
         return self.page_bytes / self.page_size
 
     @property
     def header_bytes(self) -> int:
-        """Of the page's header, which lies beside the pages, in host memory."""
+        """Bytes of a page's header, which is stored apart from the page, in host memory."""
         return PoolFormat(1, self.page_size, self.device_page_bytes).header_bytes
 
     def pages_for(self, tokens: int) -> int:
@@ -78,8 +78,8 @@ class PageShape:
 
 
 def page_shape(shape: ModelShape, kv: KvFormat, page_size: int, device_count: int) -> PageShape:
-    """The pages of ``shape`` on ``device_count`` devices. Raises ``ConfigError`` when heads
-    cannot be shared out evenly."""
+    """The pages of ``shape`` on ``device_count`` devices. Raises ``ConfigError`` when the heads
+    cannot be split evenly."""
     heads, kv_heads = shape.head_count, shape.kv_head_count
     if heads % device_count or (kv_heads % device_count and device_count % kv_heads):
         raise ConfigError(
@@ -90,7 +90,7 @@ def page_shape(shape: ModelShape, kv: KvFormat, page_size: int, device_count: in
 
 
 def even_splits(heads: int, kv_heads: int) -> str:
-    """The device counts that heads can be shared out on, of those that may be asked for."""
+    """The device counts that the heads can be split over, up to ``DEVICE_COUNT_MAX``."""
     counts = range(1, min(heads, DEVICE_COUNT_MAX) + 1)
     found = [n for n in counts if not heads % n and not (kv_heads % n and n % kv_heads)]
     return ", ".join(map(str, found))
@@ -98,7 +98,7 @@ def even_splits(heads: int, kv_heads: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory for KV. ``memory_bytes`` is one device's; ``weights_bytes`` are shared out evenly."""
+    """Memory for KV. ``memory_bytes`` is that of one device; the weights are split evenly."""
 
     memory_bytes: int
     share: float
@@ -107,7 +107,7 @@ class Budget:
 
     @property
     def usable_bytes(self) -> int:
-        """Of all devices."""
+        """Usable memory of all devices."""
         return int(self.memory_bytes * self.share) * self.device_count
 
     @property
@@ -120,17 +120,17 @@ class Budget:
 
     @property
     def weights_share(self) -> float:
-        """Of what is usable; above 1 they do not fit."""
+        """The weights' share of the usable memory; above 1 they do not fit."""
         return self.weights_bytes / self.usable_bytes if self.usable_bytes else float("inf")
 
 
 def page_count(page: PageShape, device_kv_bytes: int) -> int:
-    """How many pages each device has room for, and with it the ledger."""
+    """How many pages fit on each device, which is also how many the ledger has."""
     return device_kv_bytes // page.device_page_bytes
 
 
 def tier_page_count(page: PageShape, tier_bytes: int) -> int:
-    """How many pages a tier of ``tier_bytes`` keeps, on disk or in the host's memory."""
+    """How many pages fit into a tier of ``tier_bytes``, on disk or in host memory."""
     return tier_bytes // (page.page_bytes + RECORD_BYTES)
 
 
@@ -148,21 +148,21 @@ def _shared_pages(page: PageShape, tokens: int, shared_tokens: int) -> int:
 
 
 def shared_saving(sequence_count: int) -> float:
-    """Share of a prefix's memory that is saved when so many sequences share it."""
+    """Share of a prefix's memory that is saved if ``sequence_count`` sequences share it."""
     return 1 - 1 / sequence_count
 
 
 def windowed_session_bytes(page: PageShape, shape: ModelShape, tokens: int) -> int:
-    """Of one sequence of ``tokens``, if layers with a window gave their pages back as the window
-    moves on: a page more than the window, since it may begin within one."""
+    """Bytes of one sequence of ``tokens``, if windowed layers freed the pages that the window has
+    left behind. They hold one page more than the window has, since it may start within a page."""
     return sum(held * each_bytes for held, each_bytes in _held_pages(page, shape, tokens))
 
 
 def windowed_session_count(
     page: PageShape, shape: ModelShape, pages: int, tokens: int, shared_tokens: int = 0
 ) -> float:
-    """``session_count``, if layers with a window gave their pages back as the window moves on. Of
-    the pages that are shared they hold, once for all, those that the window still reaches."""
+    """``session_count``, if windowed layers freed the pages that the window has left behind. Of the
+    shared pages, they hold one copy of those that the window still reaches."""
     shared = _shared_pages(page, tokens, shared_tokens)
     shared_bytes = own_bytes = 0
     for held, each_bytes in _held_pages(page, shape, tokens):
@@ -174,8 +174,8 @@ def windowed_session_count(
 
 
 def _held_pages(page: PageShape, shape: ModelShape, tokens: int) -> list[tuple[int, int]]:
-    """What one sequence of ``tokens`` holds in layers without a window and in those with one:
-    how many pages, and the bytes of each."""
+    """What one sequence of ``tokens`` holds, in layers without and with a window: the number of
+    pages, and the bytes of each."""
     every = page.pages_for(tokens)
     held = min(every, page.pages_for(shape.window_tokens) + 1)
     full_layers = shape.layer_count - shape.window_layer_count
@@ -187,7 +187,7 @@ def _held_pages(page: PageShape, shape: ModelShape, tokens: int) -> list[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Token slots that are taken and hold nothing."""
+    """Token slots that are allocated and hold nothing."""
 
     wasted_slots: int
     taken_slots: int
@@ -205,7 +205,7 @@ def paged_waste(lengths: Sequence[int], page_size: int) -> Waste:
 
 def contiguous_waste(lengths: Sequence[int], reserved_tokens: int) -> Waste:
     """What reserving ``reserved_tokens`` for each sequence wastes. Raises ``ConfigError`` for a
-    sequence that is longer."""
+    longer sequence."""
     longest = max(lengths, default=0)
     if longest > reserved_tokens:
         raise ConfigError(
@@ -217,16 +217,16 @@ def contiguous_waste(lengths: Sequence[int], reserved_tokens: int) -> Waste:
 
 
 def mean_tail_slots(page_size: int) -> float:
-    """Lengths fall on every slot of a page alike."""
+    """The mean tail if a sequence is equally likely to end at any slot of a page."""
     return (page_size - 1) / 2
 
 
 def length_for_tail(page_size: int, share: float = TAIL_SHARE_MAX) -> float:
-    """Mean tokens a sequence needs for its tail to be less than ``share`` of what it takes."""
+    """Sequence length from which on the mean tail is less than ``share`` of the slots."""
     return (1 / share - 1) * mean_tail_slots(page_size)
 
 
 def growth_slack(tokens: int, page_size: int, growth_pages: int) -> float:
-    """Share of a sequence's slots that are held ahead of need at most, while it grows."""
+    """Maximum share of a sequence's slots that are held ahead of need while it grows."""
     ahead = growth_pages * page_size
     return ahead / (tokens + ahead)

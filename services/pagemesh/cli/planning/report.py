@@ -1,4 +1,4 @@
-"""A plan as people read it, and as programs do. Nothing is computed here but sentences."""
+"""A plan as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LENGTHS_SHOWN_MAX = 6
 
 
 def text_report(plan: Plan) -> str:
-    """The plan, a fact a line."""
+    """The plan, one fact per line."""
     lines = [
         *_model_lines(plan), *_memory_lines(plan), *_session_lines(plan),
         *_tier_lines(plan), *_waste_lines(plan), *_over_time_lines(plan), *_notes(plan),
@@ -161,7 +161,7 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    """One digit where it says enough, two where it is small."""
+    """One decimal, or two for less than 1 %."""
     return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
 
 

@@ -1,8 +1,8 @@
 """What a Hugging Face ``config.json`` says about a model's keys and values.
 
-Families name the same numbers differently, and some leave out what their code assumes. What
-keeps K and V of a token in another form than heads of one width is refused: a plan that is
-silently wrong is worse than none.
+Families name the same numbers differently, and some omit what their code assumes. A model that
+keeps K and V in another form than heads of one width is refused: a silently wrong plan is worse
+than none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 
 COUNT_MAX = 1 << 32
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
-"""Where models that also see or hear keep the decoder."""
+"""Where multimodal models keep the decoder's configuration."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 _KV_HEADS = (
@@ -40,9 +40,9 @@ _WINDOW_LAYERS = frozenset({"sliding_attention", "chunked_attention"})
 _FULL_LAYERS = frozenset({"full_attention", "attention"})
 _MULTI_QUERY = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})
 _ASSUMED: Mapping[str, Config] = {
-    "RefinedWeb": {"max_position_embeddings": 2_048},  # Falcon, as its first files call it
+    "RefinedWeb": {"max_position_embeddings": 2_048},  # Falcon's original name
     "RefinedWebModel": {"max_position_embeddings": 2_048},
-    "bloom": {"seq_length": 2_048},  # what all of them were trained with: ALiBi knows no end
+    "bloom": {"seq_length": 2_048},  # the length of training; ALiBi itself has no limit
     "cohere2": {
         "max_position_embeddings": 8_192, "sliding_window": 4_096, "sliding_window_pattern": 4,
     },
@@ -69,10 +69,10 @@ _ASSUMED: Mapping[str, Config] = {
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
     "qwen3_moe": {"num_key_value_heads": 4, "max_position_embeddings": 32_768},
 }  # fmt: skip
-"""What a family's own code takes for granted and its files may leave out."""
+"""Defaults in a family's code, which its config.json may omit."""
 _ENCODERS = "ForMaskedLM"
 _ENCODER_FIELDS = ("type_vocab_size", "relative_attention_num_buckets")
-"""What BERT and MPNet have and no decoder does, whatever the head is that they were saved with."""
+"""Fields that BERT and MPNet have, with whatever head they were saved, and no decoder has."""
 _OTHER_FORMS: Mapping[str, str] = {
     "kv_lora_rank": "keeps one latent a token instead of K and V of each head (MLA)",
     "num_kv_shared_layers": "has layers that share K and V with others",
@@ -99,11 +99,11 @@ class ModelShape:
     """Layers that look back at most ``window_tokens``."""
     window_tokens: int
     dtype: str
-    """Of the checkpoint, as ``transformers`` names it; empty where config.json has none."""
+    """The checkpoint's type as ``transformers`` names it; empty if config.json has none."""
 
     @property
     def stored(self) -> StoredType:
-        """``dtype`` where a worker computes in it, float32 otherwise."""
+        """``dtype`` if workers can compute in it, else float32."""
         known: dict[str, StoredType] = {"bfloat16": "bfloat16", "float16": "float16"}
         return known.get(self.dtype, "float32")
 
@@ -115,7 +115,7 @@ class ModelShape:
 
 
 def decoder_part(config: Config) -> Config:
-    """The decoder's own numbers, over those of the whole model."""
+    """The fields of the decoder, which override those of the whole model."""
     for name in TEXT_PARTS:
         part = config.get(name)
         if isinstance(part, Mapping) and any(key in part for key in _LAYERS):
@@ -125,7 +125,7 @@ def decoder_part(config: Config) -> Config:
 
 def read_shape(config: Config, where: str) -> ModelShape:
     """The shape that ``config`` describes. Raises ``ConfigError`` that names ``where`` and the
-    field, for what is missing, makes no sense, or keeps K and V in a way pages do not."""
+    field that is missing, invalid, or says that pages cannot hold this model's K and V."""
     config = decoder_part(config)
     family = str(config.get("model_type") or "model")
     config = {**_ASSUMED.get(family, {}), **config}
@@ -212,14 +212,14 @@ def _kv_heads(config: Config, family: str, heads: int, where: str) -> int:
     nested = config.get("attn_config")  # MPT and DBRX keep it there
     if isinstance(nested, Mapping) and nested.get("kv_n_heads"):
         return _number(nested, ("kv_n_heads",), where)
-    if config.get("multi_query_attention") is False:  # ChatGLM, whose group count then is idle
+    if config.get("multi_query_attention") is False:  # ChatGLM, which then ignores its group count
         return heads
     named = any(config.get(name) is not None for name in _KV_HEADS)
     return _number(config, _KV_HEADS, where) if named else heads
 
 
 def _windows(config: Config, family: str, layers: int, context: int, where: str) -> tuple[int, int]:
-    """How many layers have a window, and how many tokens it holds."""
+    """How many layers have a window, and its length in tokens."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:
         if len(kinds) != layers:
@@ -236,7 +236,7 @@ def _windows(config: Config, family: str, layers: int, context: int, where: str)
         return count, min(_number(config, (name,), where), context)
     if config.get("sliding_window") is None:
         return 0, 0
-    # Qwen's switch is off when it is not there; others have none.
+    # Qwen has a switch, which is off if absent; other families have none.
     if not config.get("use_sliding_window", not family.startswith("qwen")):
         return 0, 0
     window = _number(config, ("sliding_window",), where)

@@ -1,13 +1,13 @@
 """How much memory a model's weights take: from its files, else from its shape.
 
-Devices keep every parameter once, in one type. A CPU looks rows of the embeddings up in the
-checkpoint, as they are stored, and has all else as matrices, a head that is tied to the embeddings
-too; asked for float32 it keeps what is stored in half precision as that, or where it can in
-twelve bits, which the plan does not count on. There scales of int8, padding and norms, which are
-float32, are left out: a few per cent, of large models under 1 %.
+Devices keep every parameter once, in one type. A CPU looks embedding rows up in the checkpoint, as
+stored, and keeps everything else as matrices, including a head that is tied to the embeddings. If
+asked for float32, it keeps weights that are stored in half precision that way, or where possible in
+twelve bits, which the plan does not count on. The CPU's int8 scales, padding and norms (float32)
+are left out: a few per cent, for large models less than 1 %.
 
-A quantised checkpoint is what its files store: how many parameters an element of them packs is
-each method's own, and no type that one asks for is what it is kept in.
+A quantised checkpoint takes what its files take: how many parameters an element packs depends on
+the method, and the requested type does not apply.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEAD = "lm_head.weight"
 _WIDTHS = ("word_embed_proj_dim", *HIDDEN)  # OPT's embeddings may be narrower than its layers
 _HEADER_LENGTH_BYTES = 8
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
-"""Families whose every parameter the formula below counts."""
+"""Families for which ``parameter_count`` is exact."""
 _TIED = frozenset(
     {
         "biogpt", "bloom", "cohere", "cohere2", "cohere2_moe", "ctrl", "ernie4_5", "ernie4_5_moe",
@@ -47,27 +47,27 @@ _TIED = frozenset(
         "mpt", "openai-gpt", "opt", "smollm3", "starcoder2", "vaultgemma", "xglm",
     }
 )  # fmt: skip
-"""Families that take the head from the embedding unless their config.json says otherwise."""
+"""Families that tie the head to the embeddings unless their config.json says otherwise."""
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """``count_bytes`` in memory, and where that is known from."""
+    """``count_bytes`` in memory, and a text on where that number comes from."""
 
     count_bytes: int
     source: str
 
 
 def counted_type(stored: str) -> str:
-    """What a type in a model's files is counted as: one that nobody knows as bfloat16."""
+    """The type that ``stored`` is counted as: an unknown one as bfloat16."""
     return stored if stored in DTYPE_BYTES else "bfloat16"
 
 
 def weights_of(
     folder: Path, config: Config, shape: ModelShape, dtype: str, *, on_cpu: bool
 ) -> Weights | None:
-    """The weights in ``dtype``, None when nothing says how large they are.
+    """The weights in ``dtype``; None if their size is unknown.
 
     ``folder`` may hold safetensors, their index, or neither. Raises ``ConfigError`` for broken
     files.
@@ -89,7 +89,7 @@ def weights_of(
         count, source = known, "from config.json"
         is_tied = _is_tied(config, shape)
     if not on_cpu:
-        # Granite's factors are part of the weights, so that its head is no embedding any more.
+        # Granite's factors are folded into the weights, so its head differs from the embeddings.
         apart = _table_count(config) if is_tied and shape.family == "granite" else 0
         size = (count + apart) * DTYPE_BYTES[dtype]
     else:
@@ -105,7 +105,7 @@ def weights_of(
 
 
 def _table_count(config: Config) -> int:
-    """Parameters of the embeddings, 0 when nothing says how many."""
+    """Parameters of the embeddings; 0 if unknown."""
     config = decoder_part(config)
     width = next((name for name in _WIDTHS if config.get(name) is not None), HIDDEN[0])
     try:
@@ -123,8 +123,8 @@ def _is_tied(config: Config, shape: ModelShape) -> bool:
 
 
 def parameter_count(config: Config, shape: ModelShape) -> int | None:
-    """Parameters of a decoder with a gated MLP, exact for the families named above; None for
-    others, and for a decoder that is a part: what sees or hears has parameters too."""
+    """Parameters of a decoder with a gated MLP, exact for ``_GATED``; None for other families, and
+    for multimodal models, whose other parts have parameters too."""
     family = shape.family
     if any(config.get(name) for name in TEXT_PARTS):
         return None
@@ -160,14 +160,14 @@ def _count(config: Config, name: str) -> int:
 
 
 def _element_counts(path: Path) -> list[tuple[str, int]]:
-    """Of each tensor of a safetensors file, read from its header alone."""
+    """Name and element count of each tensor of a safetensors file, from its header alone."""
     with _opened(path) as file:
         return [(name, math.prod(file.get_slice(name).get_shape())) for name in file.keys()]
 
 
 def _stored_bytes(path: Path) -> int:
-    """Of all tensors of a safetensors file. One that can be opened has no gaps, so they are all
-    that follows the header and its length, whatever types they have."""
+    """Bytes of all tensors of a safetensors file. A file that can be opened has no gaps, so the
+    tensors are all that follows the header and its length, whatever their types."""
     with _opened(path), path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
         return path.stat().st_size - _HEADER_LENGTH_BYTES - header_bytes

@@ -1,1 +1,1 @@
-"""What ``pagemesh replay`` does: read a trace, run the pager on it, and say what was possible."""
+"""What ``pagemesh replay`` does: read a trace, run the pager on it, and compute the optimum."""

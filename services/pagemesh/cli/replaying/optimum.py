@@ -1,12 +1,13 @@
-"""The most that a cache of a given size could have hit, knowing what will be asked for.
+"""The highest hit rate that a cache of a given size can reach if it knows all future requests.
 
-Belady's rule with bypass: of the cached blocks and the one just used, the one whose next use is
-farthest goes, and what is not used again is not kept. For blocks of one size no cache hits more.
+Belady's rule with bypass: of the cached blocks and the one just used, evict the one whose next use
+is farthest away; a block that is never used again is not kept. As all blocks have one size, no
+cache hits more.
 
-It is the optimum of prefix caches too, in which a block is of use only with all blocks before it:
-whoever asks for a block asks for those before it first, so their next use is never later, and
-the rule drops no block before those that follow it. And it is a bound, not something to reach: it
-keeps no room for the prompt being served, of which a pager must hold every block at once.
+This is optimal for prefix caches too, where a block is useful only with all blocks before it: a
+request uses those first, so their next use is never later, and the rule drops no block before those
+that follow it. It is an upper bound rather than a goal: it reserves no room for the prompt being
+served, of which a pager must hold every block at once.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pagemesh.cli.replaying.trace import Trace
 
 
 def optimal_rate(trace: Trace, page_count: int) -> float:
-    """The hit rate of the blocks that count that no cache of ``page_count`` blocks exceeds. The
-    cache may keep anything from the requests before, and knows which blocks count."""
+    """The hit rate on the scored blocks that no cache of ``page_count`` blocks exceeds. That cache
+    may keep anything from the warm-up requests, and knows which blocks are scored."""
     accesses = [block for prompt in trace.prompts for block in prompt]
     first = len(accesses) - trace.scored_blocks
     cached: dict[int, int] = {}
@@ -33,7 +34,7 @@ def optimal_rate(trace: Trace, page_count: int) -> float:
         heapq.heappush(farthest, (-next_use, block))
         while len(cached) > page_count:
             negative, candidate = heapq.heappop(farthest)
-            if cached.get(candidate) == -negative:  # otherwise it was used since, or is gone
+            if cached.get(candidate) == -negative:  # otherwise the entry is out of date
                 del cached[candidate]
     return hits / trace.scored_blocks
 
@@ -50,7 +51,8 @@ def unbounded_rate(trace: Trace) -> float:
 
 
 def _next_uses(accesses: list[int], first: int) -> list[int]:
-    """For each access the next one to its block from ``first`` on; the length if there is none."""
+    """For each access, the index of the next scored one (``first`` or later) to the same block;
+    ``len(accesses)`` if there is none."""
     found = [len(accesses)] * len(accesses)
     upcoming: dict[int, int] = {}
     for at in range(len(accesses) - 1, -1, -1):

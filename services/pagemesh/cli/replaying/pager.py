@@ -1,8 +1,8 @@
-"""The production pager core, one request after the other, with nobody computing anything.
+"""Runs the production pager core on one request after another; nothing is computed.
 
-A block of the trace is a page of one token, so what matches, what is evicted and what is counted
-is decided by the code that serves. While a request is there its whole prompt is pinned, and one
-page more for the token to come: a real pager needs that room too.
+A block of the trace is a page of one token, so the production code decides what matches, what is
+evicted and what is counted. While a request is served, its whole prompt is pinned, and a page for
+the next token: a real pager needs that room too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REPORT_EVERY = _TICK_EVERY = 256
 
 
 class ReplayPager:
-    """A pager of ``page_count`` pages under the eviction policy called ``policy``."""
+    """A pager of ``page_count`` pages with the eviction policy named ``policy``."""
 
     def __init__(self, page_count: int, policy: str) -> None:
         facts = PoolFacts("replay", _EPOCH, 1, page_count, 1, 64, _ROOT, "")
@@ -39,10 +39,10 @@ class ReplayPager:
         )  # fmt: skip
 
     def serve(self, prompt: Sequence[int]) -> int:
-        """The blocks of ``prompt`` that were cached; all of them are afterwards. A prompt that
-        is larger than the pool is refused, as it would be, and hits nothing."""
+        """How many blocks of ``prompt`` were cached; afterwards all of them are. A prompt larger
+        than the pool is refused, as in production, and hits nothing."""
         self._count += 1
-        if self._count % _TICK_EVERY == 0:  # what policies and the pool put off until there is time
+        if self._count % _TICK_EVERY == 0:  # lets policy and pool do deferred work
             self.core.handle(Tick(), 0)
         name, size = f"{self._count:032x}", len(prompt)
         key = SequenceKey(request=name, attempt=1, choice=0)
@@ -72,8 +72,8 @@ class ReplayPager:
 def hit_rate(
     trace: Trace, page_count: int, policy: str, on_requests: Callable[[int], None]
 ) -> float:
-    """The share of the blocks that count which were cached when they were asked for.
-    ``on_requests`` is told now and then how many requests were served since."""
+    """The share of the scored blocks that were cached when they were requested. ``on_requests`` is
+    called now and then with the number of requests served since the last call."""
     pager = ReplayPager(page_count, policy)
     hits = 0
     for number, prompt in enumerate(trace.prompts):

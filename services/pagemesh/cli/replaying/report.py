@@ -25,7 +25,7 @@ class Scores:
 
 
 def text_report(trace: Trace, scores: Scores, *, cold: bool) -> str:
-    """A table, with what the optimum is below it."""
+    """A table, followed by an explanation of the optimum."""
     count, first = len(trace.prompts), trace.scored_from
     scored = "all of them" if not first else f"the last {count - first:,}"
     start = "an empty cache" if cold or not first else "the cache that those before it left"
@@ -65,8 +65,8 @@ def json_report(trace: Trace, scores: Scores, *, cold: bool) -> dict[str, Any]:
 
 
 def check_plot(path: Path) -> None:
-    """Raises ``ConfigError`` when nothing could be drawn to ``path``: known before a replay, which
-    may take long."""
+    """Raises ``ConfigError`` when no plot can be written to ``path``; called before the replay,
+    which may take long."""
     if path.suffix.lower() not in PLOT_ENDINGS:
         endings = ", ".join(PLOT_ENDINGS)
         raise ConfigError(f"--plot {path}: give it an ending that can be drawn: {endings}")
@@ -80,7 +80,7 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(path: Path, trace: Trace, scores: Scores) -> None:
-    """Draw hit rates over capacity; the kind of file is told by its name. Raises
+    """Draw hit rates over capacity; the suffix of ``path`` sets the format. Raises
     ``ConfigError``."""
     from matplotlib.figure import Figure
 

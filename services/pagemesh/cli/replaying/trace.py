@@ -1,8 +1,8 @@
 """Traces of requests, as the blocks of their prompts.
 
-A line is a JSON object with ``hash_ids``: one integer for each block of the prompt, where equal
-beginnings have equal ids (the format that Mooncake's traces are published in). What else it has
-is not needed. Block sizes are the trace's own; a last block counts like the others.
+Each line is a JSON object with ``hash_ids``: one integer for each block of the prompt, where equal
+prefixes have equal ids (the format of Mooncake's published traces). Other fields are ignored. The
+block size is up to the trace; a partial last block counts like the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pagemesh.cli.words import typed
 from pagemesh.wire.errors import ConfigError
 
 PROMPT_BLOCKS_MAX = 1 << 20
-LINE_BYTES_MAX = 64 << 20  # room for as many ids of 64 bits
+LINE_BYTES_MAX = 64 << 20  # room for PROMPT_BLOCKS_MAX ids of 64 bits
 BLOCK_COUNT_MAX = 1 << 28
 
 
@@ -26,8 +26,8 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """``prompts``: a number for each block, from 0 on, equal if and only if the block and all
-    before it are equal. ``scored_from``: the first request that counts."""
+    """``prompts``: a number for each block, counted from 0, equal if and only if the block and all
+    before it are equal. ``scored_from``: index of the first request that is scored."""
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
@@ -39,17 +39,17 @@ class Trace:
 
     @property
     def block_count(self) -> int:
-        """Different blocks."""
+        """The number of different blocks."""
         return 1 + max((number for prompt in self.prompts for number in prompt), default=-1)
 
     def without_warm_up(self) -> Trace:
-        """Only the requests that count."""
+        """The trace with only the scored requests."""
         return Trace(self.name, self.prompts[self.scored_from :], 0)
 
 
 def read_trace(path: Path, scored_share: float) -> Trace:
-    """The trace in ``path``, of whose requests the last ``scored_share`` (over 0, at most 1)
-    count. Raises ``ConfigError`` that names file and line."""
+    """The trace in ``path``; the last ``scored_share`` (over 0, at most 1) of its requests are
+    scored. Raises ``ConfigError`` that names file and line."""
     prompts: list[tuple[int, ...]] = []
     places: dict[tuple[int, int], int] = {}
     try:
