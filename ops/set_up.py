@@ -1,8 +1,8 @@
-"""Makes ``.venv``: everything pagemesh needs, at the versions of ``constraints.txt``.
+"""Makes ``.venv`` with everything that pagemesh needs, at the versions of ``constraints.txt``.
 
-Called by the Makefile with the virtual environment's folder. Uses the standard library only
-and syntax that older Pythons can read, so that a too old one is told so in one line. Where
-packages come from is pip's own configuration; nothing here names an index.
+The Makefile calls it with the virtual environment's folder. It uses only the standard library, and
+syntax that older Pythons can parse, so that one that is too old gets a one-line error. Where
+packages come from is up to pip's configuration; no index is named here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUNS_COMPILED = "import pagemesh.pager as pager; raise SystemExit(not pager.IS_C
 def main() -> int:
     try:
         return _set_up()
-    except KeyboardInterrupt:  # it takes minutes
+    except KeyboardInterrupt:  # likely, as it takes minutes
         _say("stopped; start it again to go on")
         return EXIT_STOPPED
 
@@ -51,7 +51,7 @@ def _set_up() -> int:
     venv = Path(sys.argv[1])
     python = venv / "bin" / "python"
     _say(f"making {venv} (a few minutes the first time)")
-    os.environ["PIP_USER"] = "0"  # what a user's own pip.conf may say is refused within a venv
+    os.environ["PIP_USER"] = "0"  # pip refuses ``user`` of a pip.conf in a venv
     if not has_pip(python) and _make(venv) != 0:
         return _stop("`python3 -m venv` failed: install the venv module (Debian: python3-venv)")
     if _pip(python, "install", _pinned("pip")) != 0:
@@ -67,7 +67,7 @@ def _set_up() -> int:
     flags = ["-c", str(CONSTRAINTS), "--build-constraint", str(CONSTRAINTS)]
     if _pip(python, "install", *flags, "-e", f"{ROOT}[dev]") != 0:
         return _stop("pip failed; its message is above")
-    # An editable install succeeds without it, and pip does not show why it is not there.
+    # An editable install succeeds without the library, and pip does not show why it was not built.
     if subprocess.call([str(python), str(BUILD_NATIVE), "--if-stale"]) != 0:
         return _stop("the native library was not built; its message is above")
     if subprocess.call([str(python), "-c", RUNS_COMPILED]) != 0:
@@ -79,7 +79,8 @@ def _set_up() -> int:
 
 
 def _make(venv: Path) -> int:
-    """Exit code of ``venv``, whose errors are shown; what it says of Ctrl-C is a traceback."""
+    """Run ``python -m venv``; returns its exit code. Its errors are shown at the end, and not on
+    Ctrl-C, where they would be a traceback."""
     command = [sys.executable, "-m", "venv", str(venv)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
@@ -87,7 +88,7 @@ def _make(venv: Path) -> int:
 
 
 def has_pip(python: Path) -> bool:
-    """Not so before ``venv`` was through: it makes the interpreter first."""
+    """Whether the environment is complete: ``venv`` makes the interpreter first, and pip last."""
     command = [str(python), "-m", "pip", "--version"]
     quiet = subprocess.DEVNULL
     return python.exists() and subprocess.call(command, stdout=quiet, stderr=quiet) == 0
@@ -99,7 +100,7 @@ def has_nvidia_driver() -> bool:
 
 
 def cuda_requirements(report: dict[str, object]) -> list[str]:
-    """The requirements of a pip installation report that only a CUDA build has."""
+    """The requirements in a pip installation report that only a CUDA build of torch has."""
     found: list[str] = []
     installs = report.get("install")
     for item in installs if isinstance(installs, list) else []:
@@ -110,7 +111,7 @@ def cuda_requirements(report: dict[str, object]) -> list[str]:
 
 
 def _report(python: Path, requirement: str) -> dict[str, object]:
-    """What pip would install for ``requirement`` alone: metadata only, no dependencies."""
+    """pip's report on what it would install for ``requirement``: metadata only, no dependencies."""
     command = [
         str(python), "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed",
         "--no-deps", "--report", "-", requirement,
@@ -130,7 +131,7 @@ def _pinned(name: str) -> str:
 
 
 def _pip(python: Path, *arguments: str) -> int:
-    """pip's exit code. What it does is shown as progress, what it says only when it fails."""
+    """Run pip; returns its exit code. Shows progress, and pip's own output only if it fails."""
     verb, *rest = arguments
     command = [str(python), "-m", "pip", verb, "--no-input", *rest]
     if os.environ.get("VERBOSE"):
@@ -149,7 +150,7 @@ def _pip(python: Path, *arguments: str) -> int:
                 progress.stage = stage_of(line) or progress.stage
             code = process.wait()
         except KeyboardInterrupt:
-            _end(process)  # which works on in the folder that the next start goes on with
+            _end(process)  # or it would go on changing the folder that the next run uses
             raise
         finally:
             process.stdout.close()
@@ -159,7 +160,8 @@ def _pip(python: Path, *arguments: str) -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for one that a terminal's Ctrl-C has reached too."""
+    """Wait for a process to end that has got the terminal's Ctrl-C as well; kill it if it does
+    not."""
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -168,7 +170,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def stage_of(line: str) -> str:
-    """What a line of pip's output says is being done now; empty when it says nothing of it."""
+    """The stage that a line of pip's output announces; empty if none."""
     words = line.split()
     if not words:
         return ""
@@ -178,7 +180,7 @@ def stage_of(line: str) -> str:
         return " ".join(["downloading", words[1].rsplit("/", 1)[-1], *words[2:]])
     if line.startswith("Installing collected packages"):
         return f"unpacking packages ({line.count(',') + 1})"
-    if line.strip().startswith("Preparing editable metadata"):  # pip has all built for it
+    if line.strip().startswith("Preparing editable metadata"):  # this step builds everything
         return "compiling the native library and the pager's core"
     if line.strip().startswith(("Installing build dependencies", "Preparing")):
         return "preparing the build"
@@ -186,8 +188,8 @@ def stage_of(line: str) -> str:
 
 
 class Progress:
-    """Says on ``stream`` how long set-up has taken and what it does: in place on a terminal,
-    elsewhere as a line now and then. A context manager; set ``stage`` meanwhile."""
+    """Shows on ``stream`` the elapsed time and the current ``stage``: in place on a terminal,
+    otherwise as a line now and then. A context manager; set ``stage`` while inside."""
 
     def __init__(self, stream: TextIO, period_s: float = 0.0) -> None:
         self.stage = ""

@@ -1,4 +1,4 @@
-"""The training stream: which document comes at which step. Everything follows from the seed."""
+"""The training stream: which documents make up which step. Everything follows from the seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECALL_SHARE = 0.6  # of the rows of a batch
 
 
 def generator(split: str, number: int) -> random.Random:
-    """The random numbers of one row: another split or number gives another stream."""
+    """The random generator of one row; each split and number has its own stream."""
     return random.Random(f"pagemesh demo {split} {number}")
 
 
@@ -26,7 +26,7 @@ def prose(rng: random.Random) -> Document:
 
 
 def row(rng: random.Random, tokens: int, recall_share: float = RECALL_SHARE) -> Iterator[Document]:
-    """Documents for one row of `tokens` tokens: one long recall document, or prose; endless.
+    """Documents for one row of `tokens` tokens: a long recall document or none, then endless prose.
 
     A recall document fills its row, so that two lists with the same key do not share a context.
     """

@@ -92,12 +92,12 @@ def story_exchange(rng: random.Random) -> Exchange:
 
 
 def greeting_exchange(rng: random.Random) -> Exchange:
-    """Something that people say first."""
+    """A greeting or another opening remark."""
     return GREETINGS[rng.randrange(len(GREETINGS))]
 
 
 def fact_exchange(rng: random.Random) -> Exchange:
-    """A small fact, or a question that the model should admit not to know."""
+    """A small fact, or a question whose answer the model should admit not to know."""
     if rng.random() < 0.2:
         question = pick(rng, UNKNOWN).format(
             city=pick(rng, words.CITIES),

@@ -2,7 +2,7 @@
 
     python -m ops.demo_model.kv_quality [--documents 60] [--probes 60] [--json kv_figures.json]
 
-Every token attends to K and V as they are kept in pages. Documents and probes are those of
+Every token attends to K and V as stored in pages. Documents and probes are those of
 ``ops.demo_model.evaluate``, the same ones for every type.
 """
 
@@ -38,7 +38,8 @@ K = TypeVar("K", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A text whose tokens from ``first`` on are scored (teacher-forced), where ``counts``."""
+    """A text whose tokens from ``first`` on are scored with teacher forcing, if ``counts`` is set
+    for them."""
 
     ids: list[int]
     first: int
@@ -47,8 +48,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """``logit_error``: root mean square, against float32 K and V, of logits whose mean is taken
-    off; ``perplexity`` a token; ``recall``: share of answers that are exact."""
+    """``logit_error``: root mean square difference of centred logits to those with float32 K and V;
+    ``perplexity``: per token; ``recall``: the share of exact answers."""
 
     logit_error: float
     perplexity: float
@@ -56,8 +57,8 @@ class Quality:
 
 
 def documents(count: int) -> list[Scored]:
-    """Half stories, half chats, held out; every token after the first counts that the document
-    weighs in full."""
+    """Held-out documents, half stories and half chats. Scored are all tokens after the first that
+    have full weight in the document."""
     tokens = tokenizer.load(WEIGHTS)
 
     def made(kind: str, number: int) -> Document:
@@ -74,7 +75,8 @@ def documents(count: int) -> list[Scored]:
 
 
 def probes(count: int) -> list[Scored]:
-    """Questions over ``RECALL_GAPS_TOKENS`` in turn; what counts is the answer and its end."""
+    """Recall questions at the distances ``RECALL_GAPS_TOKENS`` in turn; the answer and its end
+    token are scored."""
     tokens = tokenizer.load(WEIGHTS)
     found = []
     for number in range(count):
@@ -110,8 +112,8 @@ def judge(
     asked: Sequence[Scored],
     exact: list[torch.Tensor],
 ) -> Quality:
-    """How well ``model`` does. ``exact``: logits that its own are held against; where they are
-    none its own are put there."""
+    """The quality of ``model``. ``exact``: the logits to compare with; if it is empty, the model's
+    own are stored in it."""
     decoder = Decoder(model.config, model.weights, deterministic=True)
     logits = [_centred(part) for part in _logits(model, decoder, texts)]
     exact[:] = exact or logits
@@ -125,7 +127,7 @@ def judge(
 def _logits(
     model: LoadedModel, decoder: Decoder, texts: Sequence[Scored]
 ) -> Iterator[torch.Tensor]:
-    """float32 [scored tokens, vocab] of each text: what follows the token before."""
+    """For each text, float32 [scored tokens, vocab]: the logits that predict each scored token."""
     for text in texts:
         count = len(text.ids) - 1
         table = np.arange(-(-count // PAGE_SIZE), dtype=np.uint32)
@@ -174,8 +176,8 @@ def main() -> None:
 def report(
     what: str, measured: Callable[[Sequence[Scored], Sequence[Scored]], Mapping[K, Quality]]
 ) -> None:
-    """What the command line asks for: qualities by type of ``what``, as ``measured``, printed as
-    a Markdown table and kept as JSON."""
+    """Parse the command line, call ``measured`` and print the qualities by type of ``what`` as a
+    Markdown table; ``--json`` also writes them to a file."""
     parser = argparse.ArgumentParser(description=f"Perplexity and recall by type of {what}.")
     parser.add_argument("--documents", type=int, default=60)
     parser.add_argument("--probes", type=int, default=60)

@@ -18,8 +18,8 @@ def answers_exactly(
 ) -> bool:
     """Whether greedy decoding writes exactly `answer` and stops.
 
-    One pass over prompt and answer tells: the greedy continuation is the answer if and only if
-    every answer token is the most likely one after the tokens before it.
+    One forward pass over prompt and answer is enough: the greedy continuation is the answer if and
+    only if every answer token is the most likely one after the tokens before it.
     """
     prompt_ids = tokens.encode(prompt)
     answer_ids = tokens.encode(answer + IM_END)
@@ -52,7 +52,7 @@ def recall_accuracy(
 def perplexity(
     model: LlamaForCausalLM, tokens: PreTrainedTokenizerFast, documents: Sequence[Document]
 ) -> float:
-    """Per token, over the tokens that the documents weigh in full."""
+    """Perplexity per token, over the tokens that have full weight in their documents."""
     total, counted = 0.0, 0.0
     for document in documents:
         ids, weights = encode(tokens, document)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 FOCUS = 3.0  # a recalled value: the point of the exercise
 LEARN = 1.0  # text the model should be able to write
-HINT = 0.1  # text it should follow, though a user writes it
-NOISE = 0.0  # random values at first sight: nothing there can be predicted
+HINT = 0.1  # text that users write: the model should follow it
+NOISE = 0.0  # the first occurrence of random values, which cannot be predicted
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
 
-# The tokenizer splits text by the same expression, and nearly every piece is one token: so this
-# counts tokens closely enough without a tokenizer. Digits go in pairs: a four-digit value is two.
+# The tokenizer splits text by the same expression, and nearly every piece is one token, so counting
+# pieces estimates tokens without a tokenizer. Digits go in pairs: a four-digit value is two.
 SPLIT_PATTERN = r"'(?:s|t|re|ve|ll|d|m)\b| ?[^\W\d_]+| ?\d{1,2}| ?[^\s\w]| ?_|\s"
 _SPLIT = re.compile(rf"{re.escape(IM_START)}|{re.escape(IM_END)}|{SPLIT_PATTERN}")
 
@@ -43,7 +43,8 @@ def text_of(document: Document) -> str:
 
 
 def turn(role: str, content: str) -> Document:
-    """One chat turn as the chat template renders it; only the assistant's words count in full."""
+    """One chat turn as the chat template renders it; only the assistant's words have full
+    weight."""
     if role == "assistant":
         return (Piece(f"{IM_START}{role}\n", HINT), Piece(f"{content}{IM_END}"), Piece("\n", HINT))
     return (Piece(f"{IM_START}{role}\n{content}{IM_END}\n", HINT),)

@@ -51,9 +51,9 @@ QUESTIONS = (
 IN_A_SENTENCE = "What is the value of {key}? Answer in a sentence."
 SEPARATORS = (": ", ": ", ": ", " = ", " ")
 BULLETS = ("", "", "- ")
-SETUP_TOKENS = 60  # chat marks, header and promise around a list
+SETUP_TOKENS = 60  # chat marks, header and the assistant's confirmation around a list
 LINE_TOKENS = 6
-LINES_MAX = 40  # of a list; a longer document fills up with other talk and more questions
+LINES_MAX = 40  # per list; longer documents are filled with other talk and more questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One question: `prompt` ends where the answer begins, and holds the asked line.
+    """One question: `prompt` holds the line that is asked for, and ends where the answer begins.
 
     `gap_tokens` counts from the end of that line to the end of the prompt, by `count_tokens`.
     """
@@ -115,7 +115,7 @@ def _style(rng: random.Random) -> Style:
 
 
 def _lines(style: Style, pairs: list[tuple[str, str]]) -> list[Piece]:
-    """The list itself. Only the separators can be predicted, so only they count."""
+    """The list itself. The random values cannot be predicted, so they have no weight."""
     pieces: list[Piece] = []
     for key, value in pairs:
         shown = style.line(key, "")
@@ -124,7 +124,7 @@ def _lines(style: Style, pairs: list[tuple[str, str]]) -> list[Piece]:
 
 
 def _filler_turns(rng: random.Random, tokens: int) -> list[Piece]:
-    """Chat turns about other things, about so many tokens in all; stories are only read here."""
+    """Chat turns about other things, of about `tokens` tokens in all."""
     pieces: list[Piece] = []
     used = 0
     while used < tokens:
@@ -143,7 +143,7 @@ def _exchange(rng: random.Random, style: Style, key: str, value: str) -> tuple[s
 
 
 def _reply(reply: str, value: str) -> list[Piece]:
-    """The assistant's turn; the value in it counts most."""
+    """The assistant's turn; the value in it has the highest weight."""
     before, _, after = reply.rpartition(f" {value}")
     return [
         Piece(f"{IM_START}assistant\n", HINT),
@@ -184,7 +184,8 @@ def _header(rng: random.Random) -> str:
 
 
 def _count(rng: random.Random, tokens: int) -> int:
-    """How many lines a document of this size lists: rather few, at most about a third of it."""
+    """How many lines a document of this size lists: rather few, at most about a third of its
+    tokens."""
     most = max(3, min(LINES_MAX, tokens // 3 // LINE_TOKENS))
     return rng.randint(2, rng.randint(3, most))
 
@@ -242,9 +243,9 @@ def line_document(rng: random.Random, tokens: int) -> Document:
 
 
 def copy_document(rng: random.Random, tokens: int) -> Document:
-    """Rows of random words, each told once and then repeated, to about `tokens` tokens.
+    """Rows of random words, each given once and then repeated, up to about `tokens` tokens.
 
-    The simplest form of looking back; it forms early and the other two forms build on it.
+    This is the simplest form of recall: the model learns it early, and the others build on it.
     """
     pieces: list[Piece] = []
     while tokens > 0:
@@ -268,7 +269,7 @@ def recall_document(rng: random.Random, tokens: int) -> Document:
 
 
 def probe(rng: random.Random, gap_tokens: int, line_count: int = 16) -> Probe:
-    """A chat whose last question asks for a line at least `gap_tokens` back, and not much more.
+    """A chat whose last question asks for a line at least `gap_tokens` back, and not much further.
 
     The list has `line_count` lines; other talk fills the distance.
     """

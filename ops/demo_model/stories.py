@@ -68,7 +68,7 @@ HABITS = (
     "{n} had a good friend, {fa} named {f}.",
     "Each evening {he} sat outside and looked at the stars.",
 )
-# Every plot is a chain of steps; one pattern of each step is told.
+# A plot is a sequence of steps; a story uses one pattern of each step.
 PLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lost": (
         (

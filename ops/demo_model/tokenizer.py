@@ -21,7 +21,8 @@ CHAT_TEMPLATE = (
 
 
 def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer for these texts. Chat marks are single tokens; unknown text becomes bytes."""
+    """Train a tokenizer on these texts. Chat marks are single tokens; unknown text becomes
+    bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -55,7 +56,7 @@ def load(folder: Path) -> PreTrainedTokenizerFast:
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list[int], list[float]]:
     """Token ids of a document and the loss weight of each.
 
-    Pieces are encoded one by one; their borders are borders of the tokenizer's own splitting, so
+    Pieces are encoded one by one. The tokenizer would split the text at their boundaries anyway, so
     the ids are those of the whole text.
     """
     ids: list[int] = []

@@ -4,8 +4,8 @@
     python -m ops.demo_model.train --minutes 95 --work /tmp/demo-train --resume
     python -m ops.demo_model.train --work /tmp/demo-train --export-only
 
-Progress is measured in time spent, not in steps: the learning rate and the length curriculum both
-follow it, so a busy machine yields fewer steps but a finished schedule.
+Progress is measured in time, not in steps. The learning rate and the curriculum of lengths both
+follow it, so a busy machine takes fewer steps but still finishes the schedule.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 WEIGHTS = Path(__file__).parent / "weights"
 
-# From which progress rows of which lengths are drawn, and how often: copying is learnt on short
-# rows, where steps are cheap and the asked line is near, and is then stretched. Short rows stay the
-# most frequent: when long ones took over, what was learnt faded within ten minutes.
+# From which progress on rows of which lengths are drawn, and how often. Copying is learnt on short
+# rows, where steps are cheap and the line asked for is near, and is then extended to longer ones.
+# Short rows stay the most frequent: when long ones prevailed, the model forgot within ten minutes.
 CURRICULUM: tuple[tuple[float, dict[int, int]], ...] = (
     (0.0, {64: 1}),
     (0.05, {64: 1, 128: 2}),
@@ -40,9 +40,9 @@ CURRICULUM: tuple[tuple[float, dict[int, int]], ...] = (
     (0.30, {128: 2, 256: 4, 512: 6}),
     (0.45, {256: 9, 512: 6, 1024: 4, 2048: 1}),
 )
-STEP_TOKENS = 2048  # one row at least
+STEP_TOKENS = 2048  # per step, but at least one row
 MUON_RATE, ADAMW_RATE = 7e-3, 3e-3
-WARMUP, DECAY_FROM = 0.015, 0.5  # in progress: constant in between, then down to nearly nothing
+WARMUP, DECAY_FROM = 0.015, 0.5  # shares of progress: constant in between, then decaying
 WEIGHT_DECAY = 0.05
 GRADIENT_NORM_MAX = 1.0
 CHECKPOINT_SECONDS = 180.0
@@ -53,7 +53,7 @@ PROBE_GAPS = (100, 250, 500, 1000)
 
 @dataclass(slots=True)
 class Run:
-    """What a checkpoint holds besides the tensors."""
+    """The state of a training run that a checkpoint holds besides the tensors."""
 
     step: int = 0
     seconds: float = 0.0
@@ -86,14 +86,14 @@ def model_config(tokens: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def row_length(progress: float, step: int) -> int:
-    """How long the rows of this step are."""
+    """The length of the rows of this step."""
     stage = bisect.bisect_right([start for start, _ in CURRICULUM], progress) - 1
     shares = CURRICULUM[stage][1]
     return corpus.generator("row length", step).choices(list(shares), list(shares.values()))[0]
 
 
 def rate_scale(progress: float) -> float:
-    """Warm up, stay, and decay along a cosine."""
+    """Scale of the learning rates: warm-up, constant, then cosine decay."""
     if progress < WARMUP:
         return progress / WARMUP + 0.02
     past = max(0.0, (progress - DECAY_FROM) / (1.0 - DECAY_FROM))
@@ -103,7 +103,7 @@ def rate_scale(progress: float) -> float:
 def batch(
     tokens: PreTrainedTokenizerFast, step: int, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids `[rows, length + 1]` and loss weights of the same shape, a function of the step."""
+    """Token ids `[rows, length + 1]` and loss weights of the same shape, determined by the step."""
     row_count = max(1, STEP_TOKENS // length)
     all_ids, all_weights = [], []
     for index in range(row_count):
@@ -124,7 +124,7 @@ def batch(
 class Optimizers:
     """Muon for the matrices of the layers, AdamW for embeddings and norms.
 
-    In short trials the loss came down several times faster than with AdamW alone.
+    In short trials the loss fell several times faster than with AdamW alone.
     """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
@@ -151,11 +151,11 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps."""
+        """The state for a checkpoint."""
         return [self._muon.state_dict(), self._adamw.state_dict()]
 
     def load(self, state: list[dict[str, Any]]) -> None:
-        """Take over what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self._muon.load_state_dict(state[0])
         self._adamw.load_state_dict(state[1])
 
@@ -167,7 +167,7 @@ def train_step(
     ids: torch.Tensor,
     weights: torch.Tensor,
 ) -> float:
-    """One update; the weighted mean loss in nats."""
+    """One update; returns the weighted mean loss in nats."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     counted = weights[:, 1:].flatten()
@@ -179,7 +179,7 @@ def train_step(
 
 
 def save_checkpoint(folder: Path, model: LlamaForCausalLM, optimizer: Optimizers, run: Run) -> None:
-    """Write the checkpoint beside the old one and swap, so that a kill leaves one whole file."""
+    """Replace the checkpoint atomically, so that a kill leaves a whole file."""
     state: dict[str, Any] = {
         "model": model.state_dict(),
         "optimizer": optimizer.state(),
@@ -281,7 +281,8 @@ def parse() -> argparse.Namespace:
 
 
 def _tokenizer(folder: Path, resumed: bool) -> PreTrainedTokenizerFast:
-    """The tokenizer of the run: trained once, as a changed corpus would move ids."""
+    """The run's tokenizer. It is trained once: retrained on a changed corpus, it would assign other
+    ids."""
     if not resumed:
         tokenizer.train(corpus.sample_texts(6000)).save_pretrained(folder, save_jinja_files=False)
     return tokenizer.load(folder)

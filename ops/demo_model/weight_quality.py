@@ -1,4 +1,4 @@
-"""What rounded weights and rows cost the demo model: perplexity, recall and logits, by our engine.
+"""What rounding weights and rows costs the demo model: perplexity, recall, logits, by our engine.
 
     python -m ops.demo_model.weight_quality [--documents 60] [--probes 60]
         [--json weight_figures.json]
@@ -20,7 +20,7 @@ from pagemesh.engine.loading import load_model
 from pagemesh.kernels.weight_types import AskedType
 
 KINDS: tuple[AskedType, ...] = ("float32", "bfloat16", "int8")
-"""The checkpoint is in bfloat16: of the second only what is multiplied with it is rounded."""
+"""The checkpoint is in bfloat16, so with that type only the multiplied rows are rounded."""
 
 
 def measure(texts: Sequence[Scored], asked: Sequence[Scored]) -> dict[AskedType, Quality]:

@@ -1,4 +1,4 @@
-"""Word lists of the synthetic corpus. Short on purpose: with few words, one word is one token."""
+"""Word lists of the synthetic corpus. Short on purpose: with few words, each is one token."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SYLLABLES = _split(
     "ro sa se si so ta te ti to va ve vi vo za ze zo"
 )
 
-# Small facts, question and answer; kept few so that a small model can hold them.
+# Small facts as question and answer; few, so that a small model can learn them.
 FACTS: tuple[tuple[str, str], ...] = (
     ("What is the capital of France?", "The capital of France is Paris."),
     ("What is the capital of Italy?", "The capital of Italy is Rome."),

@@ -2,8 +2,8 @@
 
     python nats_client.py [--nats URL] [--model NAME] [--max-tokens N] "your question"
 
-The URL may stand in PAGEMESH_NATS too, where it shows in no list of processes:
-PAGEMESH_NATS=$(cat FILE) with the file that ``pagemesh up`` names as its NATS door.
+The URL can also be given in PAGEMESH_NATS, which keeps it out of process lists:
+PAGEMESH_NATS=$(cat FILE), with the file that ``pagemesh up`` names as its NATS door.
 With API keys configured, set PAGEMESH_API_KEY.
 """
 
@@ -40,7 +40,7 @@ async def main() -> int:
         noted.append(error)
 
     try:
-        async with asyncio.timeout(CONNECT_S_MAX):  # left alone, the library tries on and on
+        async with asyncio.timeout(CONNECT_S_MAX):  # the library itself retries forever
             client = await nats.connect(arguments.nats, error_cb=note)
     except (OSError, ValueError, nats.errors.Error) as error:
         reason = str(error) or (str(noted[0]) if noted else f"no connection in {CONNECT_S_MAX} s")
@@ -74,7 +74,7 @@ async def main() -> int:
 
 
 async def stream(client: nats.NATS, body: dict[str, object], headers: dict[str, str] | None) -> int:
-    """Print the answer as it comes; 0 when it ended well."""
+    """Print the answer as it arrives; returns the exit code, 0 on success."""
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
     await client.publish(CHAT, json.dumps(body).encode(), reply=inbox, headers=headers)
@@ -101,5 +101,5 @@ async def stream(client: nats.NATS, body: dict[str, object], headers: dict[str, 
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or whoever read the answer has gone
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or the reader of the output is gone
         os._exit(130)

@@ -1,4 +1,4 @@
-"""Chat with pagemesh over HTTP by the ``openai`` package, streaming.
+"""Chat with pagemesh over HTTP, streaming, with the ``openai`` package.
 
     python openai_client.py [--url URL] [--model NAME] [--max-tokens N] "your question"
 
@@ -23,7 +23,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     key = os.environ.get("PAGEMESH_API_KEY", "") or "no key is asked for"
-    url = arguments.url.rstrip("/").removesuffix("/v1")  # it may be given as SDKs want it
+    url = arguments.url.rstrip("/").removesuffix("/v1")  # SDKs want the URL with /v1
     with OpenAI(base_url=f"{url}/v1", api_key=key) as client:
         try:
             model = arguments.model or client.models.list().data[0].id
@@ -56,5 +56,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or whoever read the answer has gone
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or the reader of the output is gone
         os._exit(130)
