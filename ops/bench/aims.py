@@ -1,4 +1,4 @@
-"""What is wanted of figures that several benchmarks tell, and how one stands to its aim."""
+"""Aims of figures that several benchmarks report, and how a value compares with its aim."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ OF_FLOOR: Mapping[str, float] = {
     "batch 32": 0.60,
     "prefill 512": 0.75,
 }
-"""Of the floor of a step, at least, by the cases of ``bench_step``."""
+"""Minimum share of a step's floor, by case of ``bench_step``."""
 OF_STREAM = 0.75
-"""Of a stream over the same pool, at least, for attention to float32 K and V."""
+"""Minimum for attention to float32 K and V, as a share of streaming the same pool."""
 OVER_FLOAT32: Mapping[str, float] = {"float16": 1.6, "int8": 2.0}
-"""Times as fast as with float32 K and V, at least."""
+"""Minimum speed relative to float32 K and V, by type."""
 DETERMINISTIC_SLOWDOWN = 1.10
-"""Times as long as without ``--deterministic``, at most."""
+"""Maximum duration relative to a run without ``--deterministic``."""
 OUTSIDE_STEPS: Mapping[str, float] = {"S": 0.15, "M": 0.05}
-"""Of the time of a decode step that is Python's and the bus's, at most, by model."""
+"""Maximum share of a decode step's time that Python and the bus take, by model."""
 OVER_IN_PROCESS = 1.10
-"""The first token of a cache hit over that of the worker loop in process, at most, for models so
-slow that this is more than the milliseconds wanted of others."""
+"""Maximum time to first token of a cache hit relative to the worker loop in process, for models so
+slow that this allows more than the aim in milliseconds."""
 SPEED_OF_MODEL: Mapping[str, float] = {"L": 1.2}
-"""Times the tokens a second of the best peer, at least, whatever the workload. Of other models it
-is the workload that says (``serving.workloads``)."""
+"""Minimum tokens a second relative to the best peer, for any workload. The aim of other models
+depends on the workload (``serving.workloads``)."""
 
 
 def is_slow(in_process_ms: float, over_ms: float) -> bool:
-    """Whether ``OVER_IN_PROCESS`` allows more than ``over_ms`` do."""
+    """Whether ``OVER_IN_PROCESS`` allows more than ``over_ms`` on top of ``in_process_ms``."""
     return in_process_ms * (OVER_IN_PROCESS - 1) > over_ms
 
 
 def of_aim(value: float, aim: float, *, at_least: bool = False) -> str:
-    """``value`` should be at most ``aim``, or ``at_least`` that."""
+    """How ``value`` compares with ``aim``, which is a maximum, or a minimum if ``at_least``."""
     is_missed = value < aim if at_least else value > aim
     return f"{value / aim:.2f} of the aim{' (missed)' if is_missed else ''}"

@@ -1,4 +1,4 @@
-"""Imported before torch, so that its threads wait as a worker's threads wait."""
+"""Import this before torch: its threads then wait the way a worker's threads do."""
 
 from pagemesh.kernels.native.library import bound_spinning
 

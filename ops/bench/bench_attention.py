@@ -1,12 +1,12 @@
-"""Decode attention at long context: how near to memory speed, and what fewer bits give.
+"""Decode attention at long context: how close to memory speed, and the gain of fewer bits.
 
     python -m ops.bench.bench_attention [--seconds 8] [--threads N] [--out PATH]
 
-Every type of K and V has a pool of the same bytes in shared memory, larger than most caches, so
+Every type of K and V has a pool of the same size in shared memory, larger than most caches, so
 narrow types have more layers in it; all layers are read, as in a step. ``of_stream``: bytes of K,
-V and scales that attention reads a second, over those that a plain sum over the same pool reads a
-second. ``over_float32``: time of a layer, float32 over this type. Jobs take turns in one run;
-medians of turns, so that a busy machine slows all alike.
+V and scales that attention reads a second, relative to a plain sum over the same pool.
+``over_float32``: time of a layer with float32 divided by the time with this type. Jobs take turns
+in one run, so that a busy machine slows all alike; figures are medians over turns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TURNS_MIN = 5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``batch`` sequences of ``CONTEXT_TOKENS``, ``group`` query heads a KV head."""
+    """``batch`` sequences of ``CONTEXT_TOKENS``, with ``group`` query heads per KV head."""
 
     batch: int
     group: int
@@ -59,7 +59,7 @@ CASES = [Case(1, 1), Case(1, 4), Case(8, 1), Case(8, 4), Case(8, 8)]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One type of K and V in one case: ``attend`` reads ``read_bytes`` in ``layers`` layers."""
+    """One type of K and V in one case: ``attend`` reads ``read_bytes`` from ``layers`` layers."""
 
     dtype: KvDtype
     layers: int
@@ -93,7 +93,7 @@ def make_job(folder: Path, case: Case, dtype: KvDtype) -> Job:
 
 
 def shared_pool(path: Path, layout: PageLayout, page_count: int) -> KvPool:
-    """A pool file as the pager makes it, with K and V in every slot."""
+    """A pool in a file as the pager makes it, with random K and V in every slot."""
     form = PoolFormat(page_count, layout.page_size, layout.page_bytes)
     file = PoolFile.create(path, Superblock(form, 1, layout.digest))
     pool = KvPool(layout, file.pages)

@@ -1,11 +1,11 @@
-"""What does the bus cost, and why do page bytes not travel on it? Measures ADR 0004.
+"""What does the bus cost, and why do pages not travel on it? The measurements of ADR 0004.
 
     python -m ops.bench.bench_bus [--seconds 12] [--out ops/bench/results/bus.json]
 
-Client and service are processes of their own, as in the mesh, at a nats-server that the
-benchmark starts. Variants take turns, so that a busy machine slows all alike; medians over
-turns are reported. The floor is an echo over a TCP connection on the same event loop, and the
-ratio to bare nats-py is what our own checks cost.
+Client and service are separate processes, as in the mesh, on a nats-server that the benchmark
+starts. Variants take turns, so that a busy machine slows all alike; medians over turns are
+reported. The floor is an echo over a TCP connection on the same event loop, and the ratio to plain
+nats-py is the cost of our own checks.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Does all that could come from the cache come from it, and what does a hit cost? Through HTTP.
+"""Is everything cached that could be, and what does a hit cost? Measured over HTTP.
 
     python -m ops.bench.bench_cache [--model DIR] [--out ops/bench/results/cache.json]
 
-Four workloads, made from a seed and asked one request after the other of a whole mesh:
+Four workloads, generated from a seed, are sent to a whole mesh, one request after the other:
 
     document   one document of 4,000 tokens, 20 questions
     chat       4 talks of 4 turns each, as messages
     few-shot   1,000 tokens of examples, 20 queries
-    agent      2 runs of 8 steps: all so far, what was answered, what a tool returned
+    agent      2 runs of 8 steps: everything so far, the answer, and a tool's result
 
-*Possible* is the longest run of full pages that an earlier request has computed, less what the
-last token needs: it is always computed, and so is the page that it is in. A drawn last token
-counts as not computed. The time to first token of each hit stands beside that of the worker loop
-in process, without a mesh, for the same prompt over the same cached tokens, in turns; before each
-something short of the same kind is asked, a chat before chats. With ``--pause-ms`` each waits so
-long after what came before it: a mesh still gives pages back and counts when its client has the
-last token, and people do not ask again in that same millisecond.
+*Possible* is the longest prefix of full pages that earlier requests have computed, without the page
+of the prompt's last token, which is always computed. The last token of an answer counts as not
+computed. The time to first token of each hit is compared, in turns, with that of the worker loop in
+process, without a mesh, for the same prompt over the same cached tokens. Before each, a short
+request of the same kind is sent (a chat before chats). ``--pause-ms`` adds a pause before each:
+when a client gets its last token, the mesh is still releasing pages and counting, and people do not
+ask again within that millisecond.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 PAGE_TOKENS = 16
 IDS = 2_000
-"""Prompts that are token ids take them from below this."""
+"""Prompts of token ids use ids below this."""
 AIM_SHARE, AIM_MS = 0.99, 3.0
 
 Body = dict[str, Any]
 
 WARM: Body = {"prompt": [1] * 8, "max_tokens": 1}
 WARM_CHAT: Body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-"""Asked before what is measured: chats take another way through a gateway than token ids."""
+"""Sent before a measured chat, which takes another path through the gateway than token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, and after how many milliseconds its first token."""
+    """The answer, and the milliseconds until its first token."""
 
     prompt: list[int]
     tokens: list[int]
@@ -110,7 +110,8 @@ WORKLOADS: dict[str, Callable[[random.Random], Workload]] = {
 
 
 def ask(connection: Connection, body: Body) -> Answer:
-    """An event is there when its end is. Raises ``RuntimeError`` with what came instead."""
+    """Send ``body`` and read the answer; an event is timed by the arrival of its end. Raises
+    ``RuntimeError`` with any other answer."""
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     pieces = connection.ask(path, body | {"stream_options": {"include_usage": True}})
     prompt: list[int] = body.get("prompt", [])
@@ -129,12 +130,12 @@ def ask(connection: Connection, body: Body) -> Answer:
 
 @dataclass(slots=True)
 class Computed:
-    """Prefixes whose K and V were computed, by their full pages."""
+    """The prefixes of full pages whose K and V were computed."""
 
     prefixes: set[tuple[int, ...]] = field(default_factory=set)
 
     def possible(self, prompt: list[int]) -> int:
-        """Tokens of ``prompt`` that a cache could give."""
+        """How many tokens of ``prompt`` could be cached."""
         end = 0
         while end + PAGE_TOKENS < len(prompt) and tuple(prompt[: end + PAGE_TOKENS]) in (
             self.prefixes
@@ -149,14 +150,14 @@ class Computed:
 
 @dataclass(slots=True)
 class Figures:
-    """Of one workload."""
+    """The figures of one workload."""
 
     requests: int = 0
     prompt_tokens: int = 0
     possible_tokens: int = 0
     cached_tokens: int = 0
     short: list[tuple[int, int, int]] = field(default_factory=list)
-    """Request, possible and cached tokens where these are fewer."""
+    """(request, possible tokens, cached tokens) of requests with fewer cached than possible."""
     hit_ms: list[float] = field(default_factory=list)
     own_ms: list[float] = field(default_factory=list)
 
@@ -178,7 +179,7 @@ class Figures:
 def play(
     workload: Workload, connection: Connection, own: InProcess, figures: Figures, pause_s: float
 ) -> None:
-    """Ask everything, once of the mesh and once in process, and add what comes of it."""
+    """Run ``workload`` on the mesh and in process, and add the results to ``figures``."""
     computed = Computed()
     body = next(workload)
     while True:
@@ -195,8 +196,8 @@ def play(
         if answer.cached_tokens < possible:
             figures.short.append((figures.requests, possible, answer.cached_tokens))
         if possible:
-            own.generate(answer.prompt[: possible + 1], 1)  # what is cached there is cached here
-            ask(connection, warm)  # as before the other: caches of the processor are not ours alone
+            own.generate(answer.prompt[: possible + 1], 1)  # cache the same tokens in process
+            ask(connection, warm)  # as before the mesh's: processor caches are shared
             own.generate(WARM["prompt"], 1)
             time.sleep(pause_s)
             figures.hit_ms.append(answer.first_ms)
@@ -208,7 +209,7 @@ def play(
 
 
 def measure(model: Path, rounds: int, pause_s: float) -> dict[str, dict[str, Any]]:
-    """Each round with a mesh of its own: which memory its processes got makes a difference."""
+    """Measure every round on a new mesh, since it matters which memory its processes get."""
     figures = {name: Figures() for name in WORKLOADS}
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     for number in range(rounds):
@@ -231,7 +232,7 @@ def play_round(
     ):
         connection = stack.enter_context(closing(Connection(mesh.url)))
         warm = random.Random(0)
-        for _ in range(4):  # first requests find cold code
+        for _ in range(4):  # warm up: the first requests run cold code
             prompt = _ids(warm, 600)
             ask(connection, {"prompt": prompt, "max_tokens": 8})
             own.generate(prompt, 8)
@@ -257,7 +258,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 
 def _of_aim(first: dict[str, float]) -> str:
-    """Of slow models a share counts, of others milliseconds."""
+    """The aim is a ratio for slow models, and milliseconds for others."""
     if is_slow(first["in_process"], AIM_MS):
         return of_aim(first["mesh"] / first["in_process"], OVER_IN_PROCESS)
     return of_aim(first["over"], AIM_MS)

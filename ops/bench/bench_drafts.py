@@ -1,11 +1,11 @@
-"""What drafts bring: the same requests with and without them, in turns.
+"""The gain of drafts: the same requests with and without them, in turns.
 
     python -m ops.bench.bench_drafts [--models S M] [--at-once 1 8] [--rounds N] [--out PATH]
 
-Random weights stand for three kinds of text. Drawn greedily they soon repeat themselves, so that
-nearly every draft is right; with the two likeliest tokens at a temperature they come back to what
-was said and leave it again; with all tokens they never do, and nothing is guessed. Prompts are new
-in each round, and both meshes get the same: the texts must be equal.
+A model with random weights imitates three kinds of text. Greedy sampling soon repeats itself, so
+that nearly every draft is right; sampling from the two likeliest tokens returns to earlier text and
+leaves it again; sampling from all tokens never does, and nothing is drafted. Prompts are new in
+each round; both meshes get the same ones, and their texts must be equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEXTS: Mapping[str, Mapping[str, Any]] = {
     "new": {"temperature": 1},
 }
 WORDS = range(1_000, 9_000)
-"""Token ids that every model has."""
+"""Token ids in the vocabulary of every model."""
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 128
 _POOL_BYTES = 1 << 30
 _SETTLE_S = 0.5
@@ -58,7 +58,7 @@ async def tokens_s(
 async def compare(
     servers: Sequence[Server], text: str, at_once: int, rounds: int
 ) -> dict[str, Any]:
-    """``servers``: without drafts, and with them."""
+    """Compare two ``servers``: the first without drafts, the second with them."""
     dice = random.Random(f"{text} {at_once}")
     found: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(rounds + 1):  # the first one warms up

@@ -1,9 +1,9 @@
-"""How long the pager's event loop is taken by one turn of freeing what was invalidated.
+"""How long one turn of freeing invalidated pages blocks the pager's event loop.
 
     python -m ops.bench.bench_invalidate [--edges 100000] [--out FILE.json]
 
-A root with that many prompts of two pages, of which they share the first; pages are in memory only.
-``call``: the invalidation, its first turn included. ``turns``: each of the others.
+A root holds ``--edges`` prompts of two pages that share the first page; there is no disk tier.
+``call``: the invalidation, including its first turn. ``turns``: each of the others.
 """
 
 from __future__ import annotations

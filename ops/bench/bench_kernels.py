@@ -1,14 +1,14 @@
-"""Kernels against the machine: what fraction of measured bandwidth and arithmetic they reach.
+"""Kernels against the machine: the fraction of measured bandwidth and arithmetic they reach.
 
     python -m ops.bench.bench_kernels [--threads N] [--turns 7] [--out PATH]
 
 ``linear``: all matrix products of one step of a 135M-parameter Llama (538 MB of float32 weights).
 ``attention``: decode attention over a pool in shared memory, larger than any cache. ``prefill``:
-a chunk over its past, our row-invariant kernel beside torch's attention. Roofline = max(bytes /
-stream bandwidth, operations / peak), both measured in the same run, in turns with the kernels:
-peak is multiply-adds in the nearest cache or torch's own matrix product, whichever is quicker. The
-best turn counts on both sides, so that a busy machine blurs the ratio less. PAGEMESH_CPU_LEVEL
-chooses the instruction set of our kernels.
+attention of a chunk over its past, by our row-invariant kernel and by torch. Roofline = max(bytes /
+stream bandwidth, operations / peak), both measured in the same run, in turns with the kernels; peak
+is that of multiply-adds in the nearest cache or of torch's matrix product, whichever is faster. The
+best turn counts on both sides, so that a busy machine distorts the ratio less. PAGEMESH_CPU_LEVEL
+selects the instruction set of our kernels.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def torchs(weights: list[torch.Tensor], inputs: dict[int, torch.Tensor]) -> None
 
 
 def roofline(best: dict[str, float], read_bytes: int, operations: int) -> float:
-    """Seconds; ``operations`` are multiply-adds."""
+    """Seconds at the roofline; ``operations`` are multiply-adds."""
     by_memory = read_bytes / (4 * STREAM_FLOATS / best["stream"])
     return max(by_memory, operations / peak(best))
 
 
 def peak(best: dict[str, float]) -> float:
-    """Multiply-adds a second."""
+    """Peak multiply-adds a second."""
     probed: int = native().pm_probe_arithmetic(PROBE_ROUNDS, torch.get_num_threads())
     return max(1024**3 / best["matmul"], probed / best["arithmetic"])
 
@@ -129,7 +129,7 @@ def rates(best: dict[str, float]) -> dict[str, object]:
 
 
 def bench_attention(turns: int, *, group: int, contexts: list[int]) -> list[dict[str, object]]:
-    """All layers of a pool, read by ``sequences`` rows of decode at each context length."""
+    """Decode attention that reads all layers of a pool, at each context length."""
     layout = PageLayout(layers=8, kv_heads=8, head_dim=128, page_size=16)
     lines: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -1,15 +1,15 @@
-"""Time between tokens while long prompts arrive: what those who read answers see of others.
+"""Time between tokens while long prompts arrive: how much streams suffer from other requests.
 
     python -m ops.bench.bench_latency [--models S M] [--setups both handover decode]
         [--out PATH]
 
-A few clients stream answers, one after the other, first by themselves (idle), then while long
-prompts arrive, one always in flight, and short ones beside them (load). Each setup is a mesh of
-its own: ``both`` has a prefill and a decode worker on the same cores, ``handover`` too, where the
-first computes every long prompt, ``decode`` one worker that does everything. The aim is that the
-99th percentile of the time between tokens under load is at most twice the idle one plus one chunk,
-which is what the prefill of a full step takes when nothing else runs. Models are random ones of
-usual shapes; prompts are new, nothing is cached.
+A few clients stream one answer after the other, first by themselves (idle), then while long
+prompts arrive, of which one is always in flight, and short ones beside them (load). Each setup is a
+mesh of its own: ``both`` has a prefill and a decode worker on the same cores; in ``handover``, also
+with both, prefill computes every long prompt; ``decode`` has one worker that does everything. The
+aim is that the 99th percentile of the time between tokens under load is at most twice the idle one
+plus one chunk, the time that the prefill of a full step takes when nothing else runs. Models have
+random weights and usual shapes; prompts are new, so nothing is cached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.integration.mesh import Mesh
 from pagemesh.cli.benching.client import Reply, Server, complete, find_server
 
 WORDS = range(1_000, 9_000)
-"""Token ids that every model has."""
+"""Token ids in the vocabulary of every model."""
 STREAM_COUNT, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS = 4, 48, 96
 LONG_TOKENS, LONG_OUTPUT_TOKENS = 2_048, 8
 SHORT_TOKENS, SHORT_OUTPUT_TOKENS, SHORT_PERIOD_S = 40, 8, 0.5
@@ -44,13 +44,13 @@ CHUNK_TOKENS = 512
 WARM_UP_S = 2.0
 AIM_RATIO = 2.0
 SETUPS = {"both": (1, 1, False), "handover": (1, 1, True), "decode": (0, 1, False)}
-"""Prefill workers, decode workers, and whether every long prompt is handed over."""
+"""Prefill workers, decode workers, and whether prefill computes every long prompt."""
 _POOL_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class Seen:
-    """Replies of each kind of request."""
+    """The replies, by kind of request."""
 
     streams: list[Reply] = field(default_factory=list)
     longs: list[Reply] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Load:
-    """Sends requests to ``server`` until ``until_s`` of the performance counter."""
+    """Sends requests to ``server`` until ``until_s``, a time of the performance counter."""
 
     server: Server
     until_s: float
@@ -87,7 +87,7 @@ class Load:
 
 
 async def measure(server: Server, idle_s: float, load_s: float) -> dict[str, Any]:
-    """What clients saw, in milliseconds."""
+    """The figures as clients see them, in milliseconds."""
     dice = random.Random(1)
     alone = Load(server, time.perf_counter(), dice)
     for _ in range(2):
@@ -99,7 +99,8 @@ async def measure(server: Server, idle_s: float, load_s: float) -> dict[str, Any
 
 
 async def run_load(load: Load, *, loaded: bool) -> Seen:
-    """The streams, and the others where ``loaded``; not counted: what ended while it warmed up."""
+    """Run the streams, and if ``loaded`` the other requests. Replies that ended during the warm-up
+    are dropped."""
     started_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(STREAM_COUNT):
@@ -113,7 +114,8 @@ async def run_load(load: Load, *, loaded: bool) -> Seen:
 
 
 def gaps_ms(replies: list[Reply]) -> list[float]:
-    """Between chunks with text; the first of each holds the handover to decode, if there is one."""
+    """Times between chunks with text. The first of each reply includes the handover to decode, if
+    there was one."""
     return [
         1e3 * (later - earlier)
         for reply in replies
@@ -122,12 +124,13 @@ def gaps_ms(replies: list[Reply]) -> list[float]:
 
 
 def first_texts_ms(replies: list[Reply]) -> list[float]:
-    """To the first text; a few random tokens may make no whole character, and are left out."""
+    """Times to the first text. Replies whose few random tokens form no whole character are left
+    out."""
     return [1e3 * (reply.arrivals_s[0] - reply.sent_s) for reply in replies if reply.arrivals_s]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """The median and the worst but one of a hundred; zeros of nothing."""
+    """Median and 99th percentile; zeros if there are no values."""
     ordered = sorted(values) or [0.0]
     return {
         "p50": round(ordered[len(ordered) // 2], 2),

@@ -1,11 +1,11 @@
-"""How should K and V lie in a page? Measures what ADR 0001 decides.
+"""How should K and V be laid out in a page? The measurements of ADR 0001.
 
     python -m ops.bench.bench_layout [--seconds 20] [--out ops/bench/results/layout.json]
 
-Compared on real shared memory: pages that hold all layers (page-major) against a region per
-layer (layer-major), K and V of a head side by side or K of all heads before V of all heads,
-and K as rows ``[slot][head_dim]`` against K transposed ``[head_dim][slot]``. Variants take turns
-in one process and medians are reported, so that a busy machine slows all alike.
+Compares on real shared memory: pages that hold all layers (page-major) with a region per layer
+(layer-major), K and V of a head side by side with K of all heads before V of all heads, and K as
+rows ``[slot][head_dim]`` with K transposed ``[head_dim][slot]``. Variants take turns in one process
+and medians are reported, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Shape(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to lay pages out."""
+    """One layout of pages."""
 
     page_major: bool
     heads_whole: bool
-    """K and V of one head side by side, rather than K of all heads, then V."""
+    """K and V of each head side by side, instead of K of all heads before V of all heads."""
     transposed: bool
 
     @property
@@ -114,7 +114,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 def jobs_of(
     probe: ctypes.CDLL, shape: Shape, page_size: int, random: np.random.Generator
 ) -> dict[str, Callable[[], object]]:
-    """What is timed for one layout: name to call."""
+    """The timed jobs of one layout, by name."""
     view = ctypes.byref(shape)
     pages = CONTEXT_TOKENS // page_size
     table = random.permutation(PAGES)[: min(pages, PAGES)].astype(np.int32)

@@ -1,14 +1,14 @@
-"""The mesh tax: what four processes, NATS and HTTP add to the same worker loop in process.
+"""The mesh tax: what four processes, NATS and HTTP add to the worker loop in one process.
 
     python -m ops.bench.bench_mesh_tax [--model DIR] [--requests 60] [--out PATH]
 
-The same prompts, one request at a time: through HTTP, gateway, prefill or decode, and by direct
-calls, ten of these and ten of those in turns, after two that are not counted, since whoever
-comes second finds the other's data in the processor's caches. The tax a request is the
-difference of the times to the first token; the tax a token is that of the times a token, each
-taken over a whole answer: tokens that come fast travel together, so that the time between two
-of them says nothing. How far apart they arrive is reported beside it. CPU time is that of all
-processes of the mesh but the client. Every prompt is new, so that nothing is cached.
+The same prompts are answered one at a time through the whole mesh (HTTP, gateway, prefill or
+decode) and by direct calls, in alternating turns of ten. The first two requests of a turn are not
+counted, since the other side has left its own data in the processor's caches. The tax per request
+is the difference of the times to first token. The tax per token is the difference of the mean times
+per token of whole answers: fast tokens travel together, so the time between two of them says
+nothing; how far apart they arrive is reported as well. CPU time is that of all processes of the
+mesh, without the client. Every prompt is new, so nothing is cached.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ OUTPUT_TOKENS = 32
 TURN = 10
 WARM_UP = 2
 AIMS_MS = {"first_token_ms": 2.0, "token_ms": 0.1}
-"""Of the tax at the median."""
+"""Aims for the median tax."""
 
 
 def complete(connection: Connection, prompt: list[int]) -> Run:
-    """One streamed completion; the time of each piece that brought tokens."""
+    """One streamed completion, with the arrival time of each token."""
     run = Run()
     body = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS}
     for at_s, event in events_of(connection.ask("/v1/completions", body)):
@@ -66,8 +66,8 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def a_token(run: Run) -> float:
-    """Milliseconds a token, from the first to the last: others share a message with those
-    that came before them."""
+    """Milliseconds per token, from the first to the last: tokens may share a message, so single
+    gaps say nothing."""
     return 1e3 * (run.times_s[-1] - run.times_s[0]) / (len(run.times_s) - 1)
 
 
@@ -108,7 +108,7 @@ def measure(model: Path, folder: Path, request_count: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Way:
-    """What was measured of one way to answer."""
+    """The measurements of one way to answer: the mesh, or direct calls."""
 
     runs: list[Run] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Way:
 
 
 def report(ways: dict[str, Way], request_count: int) -> dict[str, Any]:
-    """Per cent points of both ways, and their differences: the tax."""
+    """The percentiles of both ways, and their differences: the tax."""
     ttft, token, cpu = {}, {}, {}
     for name, way in ways.items():
         ttft[name] = percentiles([1e3 * run.times_s[0] for run in way.runs])

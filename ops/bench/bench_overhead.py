@@ -1,11 +1,11 @@
-"""What the mesh uses of the processor beside the model: while it is idle, and a streamed token.
+"""The CPU time that the mesh uses beside the model: while idle, and per streamed token.
 
     python -m ops.bench.bench_overhead [--model DIR] [--rounds 5] [--out PATH]
 
-Idle: milliseconds of processor time a second of each process of ``pagemesh up``, itself included,
-over ten seconds, after four to settle. Streaming: eight answers of 128 tokens to prompts of 512,
-at once, by one worker, each process's time divided by the tokens; one round is not counted. The
-pager's is told beyond what it uses idle. Medians over rounds.
+Idle: milliseconds of CPU time a second of each process of ``pagemesh up``, itself included, over
+ten seconds, after four to settle. Streaming: one worker gives eight answers of 128 tokens to
+prompts of 512 at once; each process's CPU time is divided by the number of tokens, and the first
+round is not counted. The pager's idle time is subtracted from its own. Medians over rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AIMS = {"idle_ms_a_second": 20.0, "gateway_ms_a_token": 0.10, "pager_ms_a_token"
 
 
 def idle(pids: Mapping[str, int]) -> dict[str, float]:
-    """Milliseconds a second, by process."""
+    """Milliseconds of CPU time a second, by process."""
     time.sleep(SETTLE_S)
     before_s = cpu_s(pids)
     time.sleep(IDLE_S)
@@ -48,7 +48,7 @@ def idle(pids: Mapping[str, int]) -> dict[str, float]:
 def stream(
     connections: list[Connection], pids: Mapping[str, int], draw: random.Random
 ) -> tuple[dict[str, float], float]:
-    """Milliseconds of each process for a token of a round, and the tokens a second."""
+    """One round: milliseconds of CPU time per token, by process, and the tokens a second."""
     prompts = [[draw.randrange(200) for _ in range(PROMPT_TOKENS)] for _ in connections]
     before_s, started_s = cpu_s(pids), time.perf_counter()
     with ThreadPoolExecutor(len(connections)) as pool:

@@ -1,36 +1,37 @@
-"""What does the pager cost a request, and does it grow with what is cached?
+"""What does the pager cost per request, and does it grow with the size of the cache?
 
     python -m ops.bench.bench_pager [--out ops/bench/results/pager.json]
     python -m ops.bench.bench_pager --memory [--out PATH]
 
-Drives the production core through ``pager_adapter``, on one thread: prompts of which the first
-three quarters are cached and the rest is new, each admitted, extended by a page, committed and,
-16 requests later, released. Times are of all four together with making the messages, in
-microseconds, of the core alone, of the core with LRU in place of the default eviction policy, and
+Drives the production core through ``pager_adapter``, on one thread. The first three quarters of
+each prompt are cached and the rest is new; each is admitted, extended by a page, committed and,
+16 requests later, released. Times are those of all four calls, including making the messages, in
+microseconds: of the core alone, of the core with LRU instead of the default eviction policy, and
 with every header and lease word written to a pool file:
 
     small       75,000 cached pages, nothing is evicted
     large       1,000,000 cached pages, nothing is evicted
-    evicting    a pool of 75,000 pages that is full all the time
-    parting     1,000,000 cached pages; each request leaves an edge that nobody left before, in
-                its middle, so that it is cut there
+    evicting    a pool of 75,000 pages that is always full
+    parting     1,000,000 cached pages; each request diverges in the middle of an edge that no
+                request has split before
     short       1,024-token prompts, 768 of them cached, in the small pool
 
-``evict 128`` is an admission alone, of 128 new pages to a pool that 800,000 cached ones fill.
-Memory is what a process of its own grows by when it fills a pool, without the prompts that the
-benchmark keeps to ask for again, and without the headers: these lie in the pool file,
-``header_bytes`` a page. Part of it is the same for every pool and part is for each edge, so
-small pools and short prompts take most. ``brief`` is filled with prompts of 512 tokens, and is not
-timed. ``evicting`` and ``brief`` are measured again when 20,000 requests have evicted
-(``worn``): by then everything is full that remembers what is over, and more add next to nothing.
-In a pool of 75,000 pages that is about 2 MB: 0.3 of marks (``departed``), of which a larger pool
-has up to 0.5; 0.5 of what the default policy remembers (``ghosts``), which is up to 2 with many
-short edges; 0.1 of ended leases; the rest is memory that the allocator keeps.
+``evict 128`` times only the admission of 128 new pages to a pool full of 800,000 cached ones.
 
-Tokens are made anew before each request, as they would come off the wire; that leaves the
-processor's caches as cold as a service's are. On a machine that is used by others, the fifth
-percentile says more of the code than the median does, and the cost of an empty Python call, taken
-in the same turns, how slow the machine was (25 ns when it is quiet).
+Memory is the growth of a separate process that fills a pool, without the prompts that the benchmark
+keeps to send again, and without the headers, which are in the pool file (``header_bytes`` a page).
+Part of it is the same for every pool and part is per edge, so small pools and short prompts take
+most per page. ``brief`` is filled with prompts of 512 tokens, and is not timed. ``evicting`` and
+``brief`` are measured again after 20,000 requests with evictions (``worn``): by then all records of
+past pages and leases have reached their limits, and further requests add next to nothing. In a pool
+of 75,000 pages these take about 2 MB: 0.3 for marks (``departed``), up to 0.5 in a larger pool; 0.5
+for the records of the default policy (``ghosts``), up to 2 with many short edges; 0.1 for ended
+leases; the rest is memory that the allocator keeps.
+
+Tokens are generated anew before each request, as if they came off the wire, which leaves the
+processor's caches as cold as those of a service. On a machine with other load, the fifth percentile
+says more about the code than the median; the cost of an empty Python call, measured in the same
+turns, shows how slow the machine was (25 ns when it is quiet).
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ HEADER_BYTES = PoolFormat(1, PAGE_SIZE, 64).header_bytes
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``cached_pages`` are in a pool of ``pool_pages`` before anything is timed."""
+    """A pool of ``pool_pages`` that holds ``cached_pages`` before anything is timed."""
 
     name: str
     pool_pages: int
     cached_pages: int
     prompt_tokens: int = LONG_TOKENS
     prefix_count: int = HOT_PREFIXES
-    """Asked for in turns, each from one prompt that is cached."""
+    """Number of cached prompts whose prefixes are requested in turn."""
 
 
 KINDS = {"core": PagerAdapter, "lru": LruPagerAdapter, "published": PublishingPagerAdapter}
@@ -93,7 +94,7 @@ WORN_REQUESTS = 20_000
 
 
 class Driver:
-    """Makes prompts and takes requests through an adapter."""
+    """Generates prompts and runs requests through an adapter."""
 
     def __init__(self, adapter: PagerAdapter, dice: np.random.Generator) -> None:
         self._adapter = adapter
@@ -104,13 +105,14 @@ class Driver:
         return _draw(self._dice, count)
 
     def fill(self, page_count: int, prompt_tokens: int) -> None:
-        """Cache prompts that nobody will ask for again, until so many pages are cached."""
+        """Cache prompts that are never requested again until ``page_count`` pages are cached."""
         while (short := page_count - self._adapter.cached_pages()) > 0:
             self.request(self.tokens(min(PAGE_SIZE * short, prompt_tokens)))
         self.drain()
 
     def request(self, tokens: bytes) -> tuple[int, float]:
-        """Cached pages and microseconds of one request, and of the release that is due."""
+        """Run one request and the release that is due; returns its cached pages and the
+        microseconds of both."""
         adapter, clock = self._adapter, time.perf_counter_ns
         start = clock()
         request = adapter.prepare(tokens)
@@ -128,7 +130,7 @@ class Driver:
 
 
 class Subject:
-    """An adapter whose pool holds what ``load`` says, and the times of its requests."""
+    """An adapter with a pool filled according to ``load``, and the times of its requests."""
 
     def __init__(self, kind: type[PagerAdapter], load: Load) -> None:
         self._load = load
@@ -149,13 +151,13 @@ class Subject:
         self._times_us: list[float] = []
 
     def bytes_a_page(self) -> float:
-        """Of a cached page now. Means something in a process that has not had others."""
+        """Memory per cached page now. Only meaningful in a process that had no other subject."""
         self._driver.drain()
         gc.collect()
         return (_resident_bytes() - self._before_bytes) / self._adapter.cached_pages()
 
     def turn(self, request_count: int) -> None:
-        """Time some more requests. Every one hits its prefix."""
+        """Time ``request_count`` more requests, each of which hits its prefix."""
         for prefix in itertools.islice(self._turns, request_count):
             tokens = prefix + self._driver.tokens(self._suffix_tokens)
             cached_pages, spent_us = self._driver.request(tokens)
@@ -163,7 +165,7 @@ class Subject:
             assert cached_pages == self._prefix_tokens // PAGE_SIZE, f"{self._load.name} missed"
 
     def forget_times(self) -> None:
-        """Those of the turns so far."""
+        """Drop the times of the turns so far."""
         self._times_us.clear()
 
     def result(self) -> dict[str, float]:
@@ -177,7 +179,7 @@ class Subject:
 
 
 def measure(kind: type[PagerAdapter]) -> dict[str, dict[str, float]]:
-    """Percentiles of each load. They take turns, so that a busy machine slows all alike."""
+    """Percentiles of each load. Loads take turns, so that a busy machine slows all alike."""
     subjects = {load.name: Subject(kind, load) for load in LOADS}
     gc.freeze()
     calls_ns: list[float] = []
@@ -191,8 +193,9 @@ def measure(kind: type[PagerAdapter]) -> dict[str, dict[str, float]]:
 
 
 def measure_bytes(load: Load, request_count: int = 0) -> float:
-    """Bytes a cached page of the core alone, in this process, after so many requests more."""
-    # What is imported, loaded and made once, by first requests too, is not the index's memory.
+    """Bytes per cached page of the core alone, in this process, after ``request_count`` more
+    requests."""
+    # What is imported, loaded and made once, also by first requests, is not the index's memory.
     driver = Driver(PagerAdapter(64, PAGE_SIZE), np.random.default_rng(11))
     for _ in range(1_000):
         driver.request(driver.tokens(PAGE_SIZE))
@@ -205,8 +208,8 @@ def measure_bytes(load: Load, request_count: int = 0) -> float:
 
 
 def measure_memory() -> dict[str, float]:
-    """Bytes a cached page in each load, each in a process of its own: what one gave back to the
-    allocator would hide what the next takes."""
+    """Bytes per cached page in each load. Each runs in a process of its own: memory that one gave
+    back to the allocator would hide what the next takes."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
         filled = {load.name: fresh.apply(measure_bytes, (load,)) for load in (*FILLED, BRIEF)}
         worn = {
@@ -235,7 +238,7 @@ def measure_eviction(page_count: int = 800_000) -> float:
 
 
 def _call_ns() -> float:
-    """What calling a Python function costs now: by how much the machine is slower than it was."""
+    """Nanoseconds of an empty Python call, which show how slow the machine is now."""
     start = time.perf_counter_ns()
     for _ in range(CALLS):
         _nothing()
@@ -247,7 +250,7 @@ def _nothing() -> None:
 
 
 def _draw(dice: np.random.Generator, count: int) -> bytes:
-    """So many packed tokens."""
+    """``count`` random packed tokens."""
     return dice.integers(0, 150_000, count, np.uint32).tobytes()
 
 
@@ -273,7 +276,7 @@ def main() -> None:
 
 
 def tell_memory(memory: dict[str, float]) -> None:
-    """Print bytes a cached page, and the aim."""
+    """Print the bytes per cached page, and the aim."""
     index_bytes = max(memory.values())
     by_load = ", ".join(f"{name}: {value:.0f}" for name, value in memory.items())
     print(
@@ -283,7 +286,7 @@ def tell_memory(memory: dict[str, float]) -> None:
 
 
 def measure_times() -> dict[str, object]:
-    """Of every kind, load by load, told as they come."""
+    """Measure every kind, load by load; prints results as they come."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name, kind in KINDS.items():
         found = results[name] = measure(kind)

@@ -1,18 +1,19 @@
-"""What does a prefix index with its pages cost a request, here and in other projects?
+"""What does a prefix index with its pages cost per request, here and in other projects?
 
     python -m ops.bench.bench_pager_beside --peers FOLDER [--rounds 5]
         [--out ops/bench/results/pager_beside.json]
 
-Peers are what FOLDER has: ``pip install --no-deps --target FOLDER sglang==0.5.23
-ai-dynamo-runtime==1.6.1 orjson pybase64`` (``pager_peers`` says what is timed of them, and what
-they import in vain). ``--peers`` may be repeated. What is not there is left out, by name.
+The peers are those installed in FOLDER: ``pip install --no-deps --target FOLDER sglang==0.5.23
+ai-dynamo-runtime==1.6.1 orjson pybase64`` (``pager_peers`` says which parts of them are timed, and
+which of their imports are stubbed). ``--peers`` may be repeated. Missing peers are reported and
+left out.
 
-Each round runs each of them once, in a process of its own, on one core and one thread, one after
-the other; the next round the other way round. *Cold* are prompts that share nothing, *hot* those
-of which three quarters are cached, drawn from the cold ones' prefixes; some stay pinned and nothing
-is evicted. Times are of all calls of a request together with the release that is due, in
-microseconds; ratios are of rounds, and their median is told. This pager is driven as by
-``bench_pager``: beside what the others do it has leases, an order, an extension and answers.
+Each round runs each of them once, one after the other, in a process of its own, on one core and one
+thread; the order is reversed from round to round. *Cold* prompts share nothing; three quarters of
+each *hot* prompt are the cached prefix of a cold one. Some prompts stay pinned, and nothing is
+evicted. Times are those of all calls of a request and of the release that is due, in microseconds;
+the reported ratio is the median of the rounds' ratios. Our pager is driven as in ``bench_pager``:
+beyond what the others do, it handles leases, an order of sequences, an extension and answers.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ _PACKAGES = {"sglang": "sglang", "dynamo": "ai-dynamo-runtime"}
 
 
 def prompts() -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """All prompts of a run, in order, with what they are; the same for everybody."""
+    """All prompts of a run in order, each with its phase; the same for every index."""
     dice = np.random.default_rng(11)
     numbers = [*range(COLD_COUNT), *dice.integers(0, COLD_COUNT, HOT_COUNT).tolist()]
     for at, number in enumerate(numbers):
-        # Drawn anew each time: kept, they would count as memory of the index.
+        # Generated anew each time: if kept, they would count as memory of the index.
         prefix = _draw(np.random.default_rng([11, number]), PREFIX_TOKENS)
         phase = "cold" if at < COLD_COUNT else "hot"
         yield phase, np.concatenate([prefix, _draw(dice, SUFFIX_TOKENS)])
@@ -70,8 +71,8 @@ def _draw(dice: np.random.Generator, count: int) -> NDArray[np.int32]:
 
 
 def measure(kind: Any) -> dict[str, float]:
-    """One run of ``kind``, which has the calls of ``PagerAdapter``, in this process. Raises
-    ``AssertionError`` when it hits anything but what is cached."""
+    """One run, in this process, of ``kind``, which has the interface of ``PagerAdapter``. Raises
+    ``AssertionError`` when it does not hit exactly what is cached."""
     kind(64, PAGE_SIZE)  # what is imported and made once is not the index's memory
     gc.collect()
     before_bytes = _resident_bytes()
@@ -113,7 +114,7 @@ def _resident_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Whom there is to compare with, and the version of each."""
+    """The indexes to compare, each with its version."""
     found = {OURS: "PagerCore, default eviction, as ops/bench/pager_adapter.py drives it"}
     for name in PEERS:
         module = _MODULES[name]
@@ -127,7 +128,7 @@ def versions() -> dict[str, str]:
 
 
 def play(name: str, peers: list[str]) -> dict[str, float]:
-    """One run in a process of its own, on the last core that this one may use."""
+    """One run in a process of its own, on the last core that this process may use."""
     core = max(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "ops.bench.bench_pager_beside", "--one", name]
     command += [part for folder in peers for part in ("--peers", folder)]

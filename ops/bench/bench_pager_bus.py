@@ -2,14 +2,14 @@
 
     python -m ops.bench.bench_pager_bus [--seconds 5] [--out ops/bench/results/pager_bus.json]
 
-The pager is the process that ``pagemesh serve pager`` starts, at a nats-server of the benchmark's
-own. Eight workers with a connection each admit and release, several sequences in flight each;
-they share one process, so that on two cores the pager has one and they, with the server, have
-the other. Three quarters of every prompt are cached; the rest is committed by its release, in
-a pool that is full, so that admissions evict. ``admits/s`` counts pairs of admit and release.
+The pager is started by ``pagemesh serve pager``, on a nats-server of the benchmark's own. Eight
+workers, each with a connection of its own, admit and release with several sequences in flight each;
+they share one process, so that on two cores the pager has one, and they and the server have the
+other. Three quarters of every prompt are cached; its release commits the rest. The pool is full, so
+that admissions evict. ``admits/s`` counts pairs of admit and release.
 
-The floor is an echo by a process like the pager, of messages as large, on the same bus in the
-same run: one at a time, and as many in flight. CPU time is that of each process.
+The floor is an echo of messages of the same size by a process like the pager, on the same bus in
+the same run: one at a time, and as many in flight. CPU time is reported for each process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ECHO, ANSWER, ENVELOPE_BYTES = "bench.echo", b"x" * 300, 400
 
 @contextlib.contextmanager
 def pager(url: str, folder: Path) -> Iterator[int]:
-    """A pager process that answers; its pid."""
+    """A pager process, once it answers; yields its pid."""
     environ = {
         key: text
         for key, text in os.environ.items()
@@ -81,7 +81,7 @@ def pager(url: str, folder: Path) -> Iterator[int]:
 
 
 async def answered(url: str, role: str, ask: Callable[[Bus], Awaitable[object]]) -> None:
-    """Return once whoever is asked answers."""
+    """Return once ``ask`` gets an answer."""
     async with (
         asyncio.timeout(START_TIMEOUT_S),
         Bus.connect(BusConfig(url=url), role=role, name="bench") as bus,
@@ -131,7 +131,7 @@ async def _floor(url: str, load: Load) -> dict[str, float]:
 
 
 def floor(url: str) -> dict[int, dict[str, float]]:
-    """By prompt tokens: what the bus alone takes."""
+    """What the bus alone takes, by prompt tokens."""
     process = multiprocessing.get_context("spawn").Process(target=echo, args=(url,))
     process.start()
     try:
@@ -145,7 +145,7 @@ def floor(url: str) -> dict[int, dict[str, float]]:
 def drive_here(
     url: str, folder: Path, load: Load, seconds: float, pids: dict[str, int], out: Connection
 ) -> None:
-    """In a process of its own: the workers."""
+    """Run the workers; called in a process of their own."""
     out.send(uvloop.run(drive(url, folder, load, seconds, pids | {"workers": os.getpid()})))
 
 

@@ -1,11 +1,11 @@
-"""What does the pager cost a request of a public trace, and how much of it does it find cached?
+"""What does the pager cost per request of a public trace, and how much does it find cached?
 
     python -m ops.bench.bench_pager_trace TRACE [--requests 3000] [--pages 320000] [--out PATH]
 
-``TRACE`` is as ``pagemesh replay`` takes it: ids of blocks of 512 tokens, which are made up from
-the ids here. Each request is admitted, extended by a page, committed and, 16 requests later,
-released, by the production core on one thread, as in ``bench_pager``; microseconds of all four
-together. The first half of the requests warms the cache.
+``TRACE`` is in the format of ``pagemesh replay``: ids of blocks of 512 tokens, whose tokens are
+generated from the ids. Each request is admitted, extended by a page, committed and, 16 requests
+later, released by the production core on one thread, as in ``bench_pager``; times are those of all
+four calls, in microseconds. The first half of the requests warms up the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = {"core": PagerAdapter, "lru": LruPagerAdapter, "published": PublishingPa
 
 
 def tokens_of(prompt: tuple[int, ...]) -> bytes:
-    """Packed tokens of blocks: equal where these are equal, and all different otherwise."""
+    """Packed tokens of the blocks, the same for equal ids and random otherwise."""
     blocks = [
         np.random.default_rng(number).integers(0, 150_000, BLOCK_TOKENS, np.uint32)
         for number in prompt
@@ -39,7 +39,7 @@ def tokens_of(prompt: tuple[int, ...]) -> bytes:
 
 
 def play(adapter: PagerAdapter, trace: Trace, request_count: int) -> dict[str, Any]:
-    """Requests of more pages than the pool are passed over, as everywhere."""
+    """Replay the trace. Requests of more pages than the pool has are skipped."""
     open_requests: deque[Request] = deque()
     spent_us, cached, asked = [], 0, 0
     pool_pages = adapter.core.books.pool.total

@@ -1,15 +1,15 @@
-"""Did a change make the pager quicker? Two checkouts in turns, so that a busy machine slows both.
+"""Did a change make the pager faster? Runs two checkouts in turns, so a busy machine slows both.
 
     python -m ops.bench.bench_pager_turns BEFORE [--loads small,evicting] [--runs 4] [--turns 10]
         [--out ops/bench/results/pager_turns.json]
 
-BEFORE is another checkout of this repository, its native library built, and its core compiled if
-that of this one is (``services/compile_cores.py``): otherwise nothing is measured. Each run starts
-a process for each load of ``bench_pager`` and each of the two trees, with the default eviction, and
-``lru`` of this tree beside them; they take turns of 120 requests on one core. What is told is the
-median over turns, and that of the ratios of turns. Processes are started anew for each run, since
-where the memory of one lies makes some per cent of difference; and after eleven turns the pools
-that nothing is evicted from would be full.
+BEFORE is another checkout of this repository with its native library built, and with its core
+compiled if and only if this checkout's is (``services/compile_cores.py``); otherwise nothing is
+measured. For each load of ``bench_pager``, a run starts a process for each checkout with the
+default eviction policy, and one with ``lru`` for this checkout; they take turns of 120 requests on
+one core. Reported are the medians over turns of the times and of the ratios. Each run starts new
+processes, since the placement of their memory makes a difference of some per cent; and after eleven
+turns, the pools from which nothing is evicted would be full.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ WARM_REQUESTS, TURN_REQUESTS, TURNS_MAX = 120, 120, 11
 ROOT = Path(__file__).parents[2]
 _SOURCES = (".", "services", "shared", "kernels")
 Turn = list[float]
-"""The fifth percentile of a turn's requests, their median and their mean, in microseconds."""
+"""Fifth percentile, median and mean of the requests of a turn, in microseconds."""
 
 
 def serve(kind_name: str, load_name: str) -> None:
-    """Be one of them: a turn for each line that comes. What is imported is the tree's own."""
+    """Be one side: run a turn for each line of standard input. Imports come from the side's own
+    checkout."""
     from ops.bench import bench_pager
     from ops.bench.pager_adapter import LruPagerAdapter, PagerAdapter
 
@@ -55,7 +56,7 @@ def serve(kind_name: str, load_name: str) -> None:
 
 
 class Side:
-    """One tree, policy and load, in a process of its own."""
+    """One checkout, policy and load, in a process of its own."""
 
     def __init__(self, tree: Path, kind_name: str, load_name: str) -> None:
         path = ":".join(str(tree / part) for part in _SOURCES)
@@ -107,14 +108,14 @@ def measure(before: Path, load_name: str, run_count: int, turn_count: int) -> di
 
 
 def turn_order(names: list[str], number: int) -> list[str]:
-    """Whoever goes first is another one each time, and nobody goes twice in a row: that would find
-    its own memory in the processor's caches."""
+    """The order of turn ``number``: each time another side goes first, and none goes twice in a
+    row, which would let it find its own memory in the processor's caches."""
     at = number % len(names)
     return names[at:] + names[:at]
 
 
 def summary(turns: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
-    """By side: medians, and the ratio to ``before``."""
+    """By side: the medians of the times and of the ratios to ``before``."""
     found = {}
     for name, own in turns.items():
         line: dict[str, float] = {}
@@ -127,7 +128,7 @@ def summary(turns: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
 
 
 def commit_of(tree: Path) -> str:
-    """What ``tree`` is at; with a plus sign if it was changed since."""
+    """The commit of checkout ``tree``, with a plus sign if files differ from it."""
     told = [
         subprocess.run(["git", "-C", tree, *what], capture_output=True, text=True, check=True)
         for what in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"])

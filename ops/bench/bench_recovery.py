@@ -1,21 +1,21 @@
-"""How long is a cache out of reach when its pager dies? A new pager rebuilds it from the headers.
+"""How long is the cache unavailable when its pager dies? A new one rebuilds it from the headers.
 
     python -m ops.bench.bench_recovery [--pages 1000000] [--out ops/bench/results/recovery.json]
 
 A pool file is filled as a pager would have left it at its death, with one root:
 
-    prompts     that share prefixes: edges of 384 and 128 pages, each one run in memory
-    scattered   the same, but no page lies beside its neighbour
-    answers     64 at a time, each page committed on its own and beside those of the others
+    prompts     that share prefixes: edges of 384 and 128 pages, each contiguous in memory
+    scattered   the same, but no page is adjacent to its neighbour in the edge
+    answers     64 at a time; each page is committed by itself and adjacent to those of the others
 
-Then, as after a start:
+Then, the steps of a restart:
 
     adopt     lock and map the file
-    scan      copy every header out, checked (native)
-    rebuild   edges, ledger and free pages: what the core makes of ``Recovered``
-    perform   what it wants written then
+    scan      copy out and check every header (native)
+    rebuild   edges, ledger and free pages: the core handles ``Recovered``
+    perform   the writes that the core then asks for
 
-Keyed ids for the routers' index are made afterwards, a part at a time; they are not in it.
+Keyed ids for the routers' index are made afterwards, a part at a time; they are not included.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ AIM_S = 2.0
 
 
 class Filled:
-    """A pool whose pages are committed one edge after the other."""
+    """Commits the pages of a pool, one edge after the other."""
 
     def __init__(self, store: PoolStore, pages: U32) -> None:
         self._writer = HeaderWriter(store.file.headers)
@@ -97,7 +97,7 @@ def fill(store: PoolStore, page_count: int, kind: str) -> None:
 
 
 def restart(folder: Path) -> dict[str, float]:
-    """Seconds of each step of one restart."""
+    """The seconds of each step of a restart."""
     times = [time.perf_counter()]
     store = PoolStore.adopt(folder, "bench")
     times.append(time.perf_counter())

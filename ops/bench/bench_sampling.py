@@ -1,17 +1,17 @@
-"""What the sampler takes for a step: greedy, with a temperature, with limits, penalties and
-log-probabilities beside it.
+"""The sampler's time per step: greedy, with a temperature, and with limits, penalties and
+log-probabilities.
 
     python -m ops.bench.bench_sampling [--threads N] [--turns 60] [--before REPORT] [--out PATH]
 
-The logits of so many rows lie where a model step leaves them. ``greedy`` is temperature 0,
-``temperature`` is 1, and the others are temperature 1 within limits; ``read`` reads the logits
-once, which is the roofline. ``repetition`` has a penalty on what stands in prompt and answer,
-``frequency`` two on what was said, beside a bias, and ``logprobs`` report so many alternatives; all
-are greedy. ``by_numpy`` does these row by row, as it was done before the native library did
-(``tests/unit/engine/plain_sampler.py``). Texts grow by a token each turn. All take turns; medians,
-so that what a busy machine adds falls on all alike. Logits are those of a model that is fairly
-sure: normal, with a spread of 3. ``--before`` keeps an earlier report of this script, of another
-commit, in the new one.
+The logits of a batch of rows are where a model step leaves them. ``greedy`` is temperature 0,
+``temperature`` is 1, and the others are temperature 1 with limits; ``read`` reads the logits once,
+which is the roofline. ``repetition`` has a penalty on the tokens of prompt and answer,
+``frequency`` two penalties on those of the answer, and a bias; ``logprobs`` report that many
+alternatives; all of these are greedy. ``by_numpy`` computes the same row by row in numpy, as before
+the native library did (``tests/unit/engine/plain_sampler.py``). Texts grow by a token each turn.
+All take turns, and medians are reported, so that a busy machine slows all alike. Logits are those
+of a fairly certain model: normally distributed, with a standard deviation of 3. ``--before`` copies
+an earlier report of this script, of another commit, into the new one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Draw = Callable[[NDArray[np.float32], NDArray[np.int64], list[Sample]], tuple[Dr
 
 
 class Texts:
-    """``count`` sequences that grow by a token each time they are drawn from."""
+    """``count`` sequences that grow by a token each time they are sampled from."""
 
     def __init__(self, sampling: Sampling, count: int, vocab: int, turns: int) -> None:
         random = np.random.default_rng(1)

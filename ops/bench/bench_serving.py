@@ -1,17 +1,17 @@
-"""Serving against others: the same requests to each server in turn, over HTTP.
+"""Serving, compared with other servers: each gets the same requests in turn, over HTTP.
 
     python -m ops.bench.bench_serving [--model FOLDER] [--vs NAME=URL ...] [--workloads NAME ...]
 
-pagemesh is started here on ``FOLDER`` (without one, on a small random model made for the
-purpose), or is found at ``--url``; with ``--prefill 0`` one worker computes prompts and answers
-alike, with ``--bfloat16`` weights, rows, K and V are rounded to that. The others are started by
-you, with the same weights and as many threads: ops/bench/serving/README.md says how. Every round
-has prompts of its own, which all servers get, one server after the other. Ratios are those of
-rounds, ours by the best peer's.
-``--out`` keeps rows of other models, set-ups and workloads, so that each can be measured when there
-is time for it, and those with peers where this run has none. After each round the machine is
-measured too: what the floor of the steps would allow stands beside what was reached
-(``serving/floor.py``).
+pagemesh is started here on ``FOLDER`` (without one, on a small random model made for the purpose),
+or is found at ``--url``. With ``--prefill 0``, one worker computes both prompts and answers; with
+``--bfloat16``, weights, rows, K and V are rounded to that type. You start the others, with the same
+weights and as many threads: ops/bench/serving/README.md says how. Every round has new prompts,
+which all servers get, one server after the other. Ratios are per round, of our figure to the best
+peer's.
+
+``--out`` keeps the rows of other models, set-ups and workloads, so that each can be measured at
+another time, and rows with peers if this run has none. After each round the machine is measured,
+too: what the floor of the steps would allow is reported beside the result (``serving/floor.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pagemesh.cli.benching.client import RequestFailedError, Server, find_server
 DEFAULT_MODEL = "S"
 POOL_BYTES = 2 << 30
 SETTLE_S = 1.5
-"""After each round, before anything else is measured: a worker of vLLM spins for a second more."""
+"""Pause after each round: a worker of vLLM spins for another second."""
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def named_url(text: str) -> tuple[str, str]:
 
 @contextmanager
 def ours(model: Path, arguments: argparse.Namespace) -> Iterator[Server]:
-    """pagemesh at its URL, or one that lives as long as the context."""
+    """The pagemesh at ``--url``, or one that lives as long as the context."""
     if arguments.url:
         yield find_server(table.OURS, arguments.url)
         return
@@ -124,12 +124,12 @@ def ours(model: Path, arguments: argparse.Namespace) -> Iterator[Server]:
 async def measure(
     servers: Sequence[Server], model: Path, words: list[Word], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """The rows of the report, to which one is added as soon as its workload was measured. Raises
+    """The rows of the report. Each is written as soon as its workload has been measured. Raises
     ``RequestFailedError``."""
     kinds = ", one worker" * (not arguments.prefill) + ", bfloat16" * arguments.bfloat16
     label = (arguments.label or model.name) + kinds
     shape, threads = floor.shape_of(model), os.cpu_count() or 1
-    on = describe()  # before anything was measured: the tree may change meanwhile
+    on = describe()  # first, as the tree may change meanwhile
     rows: list[dict[str, Any]] = []
     for name in arguments.workloads:
         rounds: dict[str, list[Round]] = {server.name: [] for server in servers}
@@ -148,7 +148,7 @@ async def measure(
 
 
 def keep(row: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Put ``row`` into the report at ``path``; all of its rows."""
+    """Put ``row`` into the report at ``path``; returns all of its rows."""
     report = json.loads(path.read_text()) if path.exists() else {}
     rows = table.merged(report, [row])
     path.write_text(json.dumps({"benchmark": "serving", "rows": rows}, indent=1) + "\n")

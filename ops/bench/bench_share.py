@@ -1,25 +1,26 @@
-"""What of a step in the whole mesh is arithmetic, and what Python and the bus take.
+"""How much of a step in the whole mesh is arithmetic, and how much Python and the bus take.
 
     python -m ops.bench.bench_share [--models S M] [--models-in FOLDER] [--rounds 5] [--prefill 1]
         [--out PATH]
 
-``single`` and ``8 at once`` of the serving benchmark, over HTTP. The time of decoding is that in
-which every answer has begun and none has ended, as the client sees it: from the last one's first
-text to the first one's last. Workers note meanwhile what their steps take (``step_clock``), and
-that time is:
+Runs ``single`` and ``8 at once`` of the serving benchmark, over HTTP. The time of decoding is that
+in which all answers have begun and none has ended, as the client sees it: from the last first text
+to the first last text. Workers record their steps meanwhile (``step_clock``). That time is split
+into:
 
-    native    in steps: products, attention, other rows, draws. That others take a core meanwhile,
-              so that the threads of a step wait for each other, is in it
-    executor  Python around them: leases looked at, arrays made, results taken apart
+    native    in steps: products, attention, other rows, sampling. Includes the time that threads of
+              a step wait for each other because another process has a core
+    executor  Python around steps: checking leases, making arrays, unpacking results
     between   from one call of the executor to the next: the step thread waits for the worker's
-              loop, which plans, sends, and asks the pager, or for its turn
+              loop, which plans, sends and asks the pager, or for its turn
     ends      before the first call and after the last: the handover, and the way through the bus
               and the gateway to the client
 
-``outside`` is all but the first as a part of the whole: at most 15% are wanted on S, 5% on M.
-After each such round comes one in which each step is a call by itself, which tells products,
-attention, rows and sampling apart; of it nothing else counts. Medians over answers or rounds,
-milliseconds a step. A later run takes the place of rows of the same model and workload.
+``outside`` is the share of all but the first; the aim is at most 15% on S, 5% on M. Each such round
+is followed by one in which each step is a call by itself, which separates products, attention, rows
+and sampling; nothing else of it counts. Figures are medians over answers or rounds, in milliseconds
+a step. Rows of an earlier run with the same model and workload are replaced.
+
 ``--models-in`` has folders of these names (``serving.random_model``); otherwise they are made.
 """
 
@@ -56,15 +57,15 @@ OTHERS = ("executor", "between", "ends")
 CLOCK = Path(__file__).parent / "step_clock"
 POOL_BYTES = 1 << 30
 Window = tuple[float, float]
-"""Seconds of the performance counter, from when to when."""
+"""Start and end, in seconds of the performance counter."""
 Calls = NDArray[np.float64]
-"""[calls, FIELDS], in order of their beginning."""
+"""[calls, FIELDS], ordered by their start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where the time of one window went, in seconds; ``steps`` may be a fraction. ``parts``: of
-    ``native_s``, what was noted of steps by themselves."""
+    """Where the time of one window went, in seconds. ``steps`` may be fractional. ``parts_s``: the
+    parts of ``native_s``, recorded if steps were separate calls."""
 
     steps: float
     wall_s: float
@@ -80,8 +81,8 @@ class Split:
 
 
 def windows_of(replies: Sequence[Reply], users: int) -> list[Window]:
-    """When everybody's answers had begun and none had ended: one of all that ``users`` asked at a
-    time, so that of one user each answer has its own."""
+    """The times in which all answers had begun and none had ended: one window for each ``users``
+    answers, which were requested together."""
     found = []
     for first in range(0, len(replies), users):
         timed = [one.arrivals_s for one in replies[first : first + users] if one.arrivals_s]
@@ -93,8 +94,8 @@ def windows_of(replies: Sequence[Reply], users: int) -> list[Window]:
 
 
 def split(calls: Calls, window: Window) -> Split | None:
-    """Of the calls of all workers; one that the window cuts counts by the part within. None: no
-    step was computed then."""
+    """Split ``window`` by the calls of all workers; a call that is partly inside counts in
+    proportion. None if no step was computed in it."""
     since_s, until_s = window
     began = np.maximum(calls[:, 0], since_s)
     ended = np.minimum(calls[:, 1], until_s)
@@ -118,7 +119,7 @@ def split(calls: Calls, window: Window) -> Split | None:
 
 
 def row_of(counted: Sequence[Split], apart: Sequence[Split]) -> dict[str, Any]:
-    """Medians of windows: milliseconds a step, and the share that is ``outside``."""
+    """Medians over windows: milliseconds a step, and the share ``outside``."""
 
     def a_step(seconds: Iterable[tuple[float, Split]]) -> float:
         return round(1e3 * statistics.median(spent / one.steps for spent, one in seconds), 3)
@@ -140,7 +141,7 @@ def row_of(counted: Sequence[Split], apart: Sequence[Split]) -> dict[str, Any]:
 
 
 def calls_in(folder: Path) -> Calls:
-    """What the workers of a mesh have left when they ended."""
+    """The calls that the workers of a mesh wrote to ``folder`` when they ended."""
     found = [np.fromfile(path).reshape(-1, len(FIELDS)) for path in folder.glob("*.steps")]
     calls = np.concatenate(found)
     ordered: Calls = calls[calls[:, 0].argsort()]
@@ -150,7 +151,7 @@ def calls_in(folder: Path) -> Calls:
 async def ask(
     server: Server, words: list[Word], rounds: int, apart: mmap
 ) -> dict[tuple[str, bool], list[Window]]:
-    """When answers were decoded, by workload and whether steps were told ``apart`` then. Raises
+    """The windows of decoding, by workload and by whether each step was a separate call. Raises
     ``RequestFailedError``."""
     windows: dict[tuple[str, bool], list[Window]] = {}
     for name in ASKED:

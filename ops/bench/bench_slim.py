@@ -1,10 +1,10 @@
-"""Are products with bfloat16 weights in twelve bits quicker than with sixteen?
+"""Are products with bfloat16 weights in twelve bits faster than with sixteen?
 
     python -m ops.bench.bench_slim [--model M] [--turns 15] [--threads 2] [--out PATH]
 
-All matrices of every layer of a model of ``random_models``, one product after the other, and each
-kind of weights in turns; random weights, the same in both. Ratios are of turns, their median is
-told. Each product is a call of its own, which costs both kinds the same.
+Multiplies with all matrices of every layer of a model of ``random_models``, one after the other;
+the two kinds of weights take turns, and hold the same random numbers. The reported ratio is the
+median over turns. Each product is a separate call, which costs both kinds the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 128)
 
 
 def matrices(model: str) -> dict[WeightType, list[PackedLinear]]:
-    """Of all layers, in both kinds."""
+    """The matrices of all layers, in both kinds."""
     torch.manual_seed(0)
     made: dict[WeightType, list[PackedLinear]] = {kind: [] for kind in KINDS}
     for recipe in recipes(random_config(model)):
@@ -41,7 +41,7 @@ def matrices(model: str) -> dict[WeightType, list[PackedLinear]]:
 
 
 def measure(made: dict[WeightType, list[PackedLinear]], rows: int, turns: int) -> dict[str, float]:
-    """Milliseconds of a turn of each kind, and of what is slim by what is not."""
+    """Milliseconds of a turn of each kind, and the ratio of twelve bits to sixteen."""
     widths = {packed.k for own in made.values() for packed in own}
     inputs = {k: torch.randn(rows, k) for k in widths}
     times_ms: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -1,17 +1,19 @@
-"""How long ``pagemesh up`` takes to its ready line, and what memory its processes use.
+"""How long ``pagemesh up`` takes until its ready line, and how much memory its processes use.
 
     python -m ops.bench.bench_start [--models demo S M] [--models-in FOLDER] [--starts 5]
         [--prefill 1] [--out PATH]
 
-Seconds from the command to the ready line, medians over starts: *cold*, with no weights prepared
-for the kernels, and *prepared*, from what a start before has left. The files themselves have been
-read before, so the system has them in memory; where it has not, a start waits for the disk.
-After the last start comes a round of eight answers at once, 64 tokens to prompts of 128. What each
-process has then, in megabytes (10**6): ``pss_mb``, where what several have mapped is divided among
-them, of that ``pool_mb``, the file of pages, and ``other_mb``, the rest, prepared weights included.
-Whatever else on the machine has torch mapped meanwhile takes part in its libraries. The pool has
-the size that ``up`` gives it, and is cleared when it is made. ``--models-in`` has folders of these
-names (``serving.random_model``); otherwise S, M and L are made. ``demo`` comes with pagemesh.
+Seconds from the command to the ready line, medians over starts: *cold*, without prepared weights,
+and *prepared*, with those of an earlier start. The model's files have been read before, so the page
+cache holds them; if it did not, a start would wait for the disk.
+
+After the last start, the mesh gives eight answers of 64 tokens to prompts of 128 at once. Then the
+memory of each process is read, in megabytes (10**6): ``pss_mb``, its proportional share of all
+mapped memory; of that ``pool_mb``, the pool file, and ``other_mb``, the rest, prepared weights
+included. Other processes on the machine that have torch mapped lower the share of its libraries.
+The pool has the default size of ``up``, and is zeroed when it is made. ``--models-in`` has folders
+of these names (``serving.random_model``); otherwise S, M and L are made. ``demo`` is the bundled
+model.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from pagemesh.runtime.settings import PagerConfig
 DEMO = "demo"
 USERS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 128, 64
 TOKENS = 200
-"""Token ids that every model has."""
+"""Token ids below this are in the vocabulary of every model."""
 _KB = 1_024
 
 
 def memory_mb(rollup: str) -> dict[str, float]:
-    """Of the text of ``/proc/PID/smaps_rollup``, in units of 10**6 bytes. Raises ``ValueError``
-    where a field is missing."""
+    """Memory in units of 10**6 bytes, from the text of ``/proc/PID/smaps_rollup``. Raises
+    ``ValueError`` if a field is missing."""
     fields = dict(line.split(":", 1) for line in rollup.splitlines()[1:] if ":" in line)
     found = {}
     for name, field in (("pss_mb", "Pss"), ("pool_mb", "Pss_Shmem")):
@@ -77,10 +79,10 @@ def measure(name: str, model: Path, options: argparse.Namespace) -> dict[str, An
     for _ in range(options.starts):
         with (
             tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
-            # In memory, as /tmp is on some systems, it would be told as pages.
+            # Not in /tmp, which is in memory on some systems and would count as ``pool_mb``.
             tempfile.TemporaryDirectory(dir="/var/tmp") as prepared,
         ):
-            for kind, found in ready_s.items():  # the second finds what the first has prepared
+            for kind, found in ready_s.items():  # the second start uses the first's weights
                 pool_dir = Path(folder) / kind
                 pool_dir.mkdir()
                 with Mesh(

@@ -1,22 +1,23 @@
-"""A worker's step against the machine: the fraction of its floor that it reaches, and the rest.
+"""A worker's step against the machine: how close it comes to its floor, and where the rest goes.
 
     python -m ops.bench.bench_step [--models S M L] [--weights float32 bfloat16] [--round-rows]
         [--threads 2] [--turns 15] [--out PATH]
 
 Random weights in the shapes of ``random_models``. One step of the production executor, sampling
 included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, and a prompt of 512
-tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of weights and of K and
-V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
-the nearest cache, all in the same run, in turns with the steps. Weights of each type have the
-floor of their own bytes. ``of_floor_median``, which aims are for, is the median over the turns,
-each by its own floor; for ``of_floor`` the best turn counts on both sides. Above 1 a step has read
-its weights quicker than the probe did: that nothing is left to gain is all it says. ``in_run`` is
-a step of those that workers have computed one after the other in one call while nothing else is to
-be decided (``engine/run_ahead.py``), draws and all that is done for the call included.
-``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
-are matrix tiles, or rows are rounded (``--round-rows``: as ``--dtype bfloat16`` and ``int8`` do), a
-prompt may take less than its floor, which is that of vectors of float32.
-Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
+tokens. The floor is max(bytes / bandwidth, operations / arithmetic), with the bytes of weights and
+of K and V that have to be read. Bandwidth is measured by streaming those very weights, arithmetic
+by multiply-adds in the nearest cache, both in the same run, in turns with the steps. Weights of
+each type have the floor of their own bytes. ``of_floor_median``, which the aims refer to, is the
+median over turns, each relative to its own floor; for ``of_floor``, the best turn counts on both
+sides. Above 1, a step has read its weights faster than the probe, which only says that nothing is
+left to gain. ``in_run`` is a step of a run: those that workers compute one after the other in one
+call while nothing else has to be decided (``engine/run_ahead.py``), sampling and the costs of the
+call included. ``of_matmul_floor`` uses the arithmetic that torch's matrix product reaches. With
+matrix tiles or rounded rows (``--round-rows``: as with ``--dtype bfloat16`` and ``int8``), a prompt
+may take less than its floor, which assumes vectors of float32.
+
+On a machine with other load, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
 on one core.
 """
 
@@ -75,7 +76,7 @@ PHASES = ("products", "attention", "rows", "sampling", "python")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``batch`` sequences, of each of which the last ``tokens`` of the context are computed."""
+    """``batch`` sequences; of each, the last ``tokens`` of the context are computed."""
 
     name: str
     batch: int
@@ -91,7 +92,7 @@ CASES = (
 
 
 class TimedDecoder(Decoder):
-    """Notes where the time of the last step went."""
+    """Records where the time of the last step went."""
 
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, *, deterministic: bool = False
@@ -107,7 +108,7 @@ class TimedDecoder(Decoder):
 
 
 class Bench:
-    """One model over a pool file whose pages hold random K and V, all of it granted."""
+    """One model over a pool file whose pages hold random K and V and are all granted."""
 
     def __init__(
         self, name: str, weight_type: WeightType, folder: Path, *, rounds_rows: bool
@@ -140,7 +141,7 @@ class Bench:
         return StepPlan(step, rows, repeat_count=repeat_count)
 
     def run(self, plan: StepPlan) -> None:
-        """``RUN_STEPS`` steps from ``plan`` on, in one call."""
+        """Run ``RUN_STEPS`` steps in one call, the first of them ``plan``."""
         done = self.executor.run_on(plan, Ahead(_ANY_US))
         assert len(done.took_us) == RUN_STEPS, "no step of a run may be left out"
 
@@ -160,7 +161,8 @@ class Bench:
         return sum(matrix.panels.nbytes for matrix in self.matrices) + 4 * kv
 
     def operations(self, case: Case) -> int:
-        """Two for each multiply-add. A prompt's logits are those of its last token."""
+        """Operations of a step, two for each multiply-add. A prompt has logits only for its last
+        token."""
         *layers, head = (matrix.n * matrix.k for matrix in self.matrices)
         rows = case.batch * case.tokens
         seen = case.batch * sum(range(CONTEXT_TOKENS - case.tokens + 1, CONTEXT_TOKENS + 1))
@@ -174,7 +176,7 @@ class Bench:
 
 
 def grant(file: PoolFile, pages: U32) -> None:
-    """Headers and leases as a pager would write them, one lease a sequence."""
+    """Write headers and lease words as a pager would, with one lease per sequence."""
     HeaderWriter(file.headers).write(
         pack_extents(pages), HeaderState.HELD,
         np.full(len(pages), GRANTED_AT, np.uint64).tobytes(), writer=0, root=0,

@@ -1,23 +1,23 @@
-"""What does a disk tier cost a request that does not need it, and how fast does it give pages back?
+"""What does a disk tier cost a request that does not need it, and how fast does it return pages?
 
     python -m ops.bench.bench_tiers [--folder DIR] [--out ops/bench/results/tiers.json]
 
     core       microseconds of a whole request in the pager's core (as in ``bench_pager``): 8,192
-               tokens, 6,144 of them cached, with and without a tier, nothing evicted (``miss``:
-               each looks in vain for what follows its match) and under constant eviction
-               (``evict``: each request stores 128 pages; the disk answers at once)
-    bursts     the share that is found again, in the pool or on disk, of 8 prompts of 62 pages that
-               drive one another out of a pool of 160, by how many pages may wait to be written;
-               ``default``: as many as the pager lets wait of pages of 4 MiB
+               tokens, 6,144 of them cached, with and without a tier; without eviction (``miss``:
+               each searches the disk in vain for what follows its match) and under constant
+               eviction (``evict``: each request stores 128 pages; the disk answers at once)
+    bursts     8 prompts of 62 pages evict one another from a pool of 160 pages: the share that is
+               found again, in the pool or on disk, by the number of pages that may wait to be
+               written; ``default``: the pager's limit for pages of 4 MiB
     bytes      GB/s of writing and reading pages of three sizes through ``disk_file``, checksums and
-               seals included, in a folder of the disk that is asked about; ``cold`` after the
-               system was asked to forget what it kept of the file, ``memory`` where all of them
-               are kept in the pager's memory too; ``moves``: milliseconds in which a worker
-               copies so many pages out of the pool of a device, or into it (``page_moves``)
+               seals included, in a folder on the disk in question; ``cold`` after the system was
+               asked to drop the file from its page cache, ``memory`` if all pages are kept in the
+               pager's memory, too; ``moves``: milliseconds in which a worker copies that many pages
+               out of the pool of a device, or into it (``page_moves``)
     restart    seconds until 100,000 records are listed and can be found
 
-``break_even`` is the prefill speed, in tokens a second, below which reading a page of that size
-beats computing it.
+``break_even`` is the prefill speed, in tokens a second, below which reading a page of that size is
+faster than computing it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ BATCH_PAGES = 64
 
 
 class DiskPagerAdapter(PagerAdapter):
-    """The core with a disk that does at once what it is told."""
+    """The core with a disk that performs commands at once."""
 
     name = "pagemesh, with a disk tier"
 
@@ -102,7 +102,7 @@ class DiskPagerAdapter(PagerAdapter):
 
 
 def time_core() -> dict[str, dict[str, float]]:
-    """Subjects take turns, so that a busy moment hits all of them."""
+    """Time the core; subjects take turns, so that a busy machine slows all alike."""
     kinds = {"off": PagerAdapter, "on": DiskPagerAdapter}
     subjects = {
         (load.name, name): Subject(kind, load) for load in LOADS for name, kind in kinds.items()
@@ -119,14 +119,14 @@ def time_core() -> dict[str, dict[str, float]]:
 
 
 class BurstPagerAdapter(DiskPagerAdapter):
-    """``staged_pages`` may wait to be written."""
+    """The core with a disk, to which up to ``staged_pages`` may wait to be written."""
 
     def __init__(self, staged_pages: int) -> None:
         self.limits = PagerLimits(staged_bytes_max=staged_pages * PAGE_BYTES)
         super().__init__(BURST_POOL_PAGES, PAGE_SIZE)
 
     def found_pages(self, tokens: bytes) -> int:
-        """How many pages of ``tokens`` are in the pool or follow these on disk."""
+        """How many pages of ``tokens`` are found, in the pool and after these on disk."""
         forest, request = self.core.books.forest, self.prepare(tokens)
         message = Admit(
             key=request.key, order=request.order, worker=WORKER, incarnation=INCARNATION,
@@ -140,7 +140,7 @@ class BurstPagerAdapter(DiskPagerAdapter):
 
 
 def find_again(staged_pages: int) -> dict[str, float]:
-    """Prompts one after the other; what is left of them."""
+    """Admit prompts one after the other; returns how much of them is found afterwards."""
     dice, adapter = np.random.default_rng(7), BurstPagerAdapter(staged_pages)
     count = BURST_PROMPT_PAGES * PAGE_SIZE + 1
     prompts = [dice.integers(0, 1 << 17, count, np.uint32).tobytes() for _ in range(BURST_PROMPTS)]
@@ -161,7 +161,7 @@ def find_again(staged_pages: int) -> dict[str, float]:
 
 
 def time_bursts() -> dict[str, dict[str, float]]:
-    """By how many pages may wait."""
+    """The shares found again, by the number of pages that may wait."""
     facts = replace(_facts(BURST_PAGE_BYTES), page_count=BURST_POOL_PAGES)
     found = {f"{pages}": find_again(pages) for pages in BURST_STAGED_PAGES}
     return found | {"default": find_again(PagerLimits().staged_pages_max(facts))}
@@ -184,7 +184,7 @@ def _stores(count: int, dice: np.random.Generator) -> list[StorePages]:
 
 
 def time_bytes(folder: Path, page_bytes: int) -> dict[str, Any]:
-    """GB/s both ways, and what they mean."""
+    """GB/s of writing and reading, and the prefill speeds that these are worth."""
     dice = np.random.default_rng(5)
     facts = _facts(page_bytes)
     place = DiskPlace(folder, f"io-{page_bytes}", 2 * IO_BYTES, SECRET)
@@ -230,7 +230,7 @@ def time_bytes(folder: Path, page_bytes: int) -> dict[str, Any]:
 
 
 def time_restart(folder: Path) -> dict[str, float]:
-    """A tier of many small pages is opened again."""
+    """Reopen a tier of many small pages."""
     dice = np.random.default_rng(6)
     facts = _facts(64)
     place = DiskPlace(folder, "restart", RESTART_RECORDS * (64 + 128), SECRET)

@@ -1,11 +1,11 @@
-"""What matrix tiles save: steps on vectors, on tiles, and on tiles alone, in turns.
+"""What matrix tiles save: steps on vectors, on tiles, and on tiles only, in turns.
 
     python -m ops.bench.bench_tiles [--models S M L] [--turns 15] [--out PATH]
 
-Steps as in ``bench_step``, one after the other in one process: ``vectors`` at the level below
-tiles, ``tiles`` as workers run them, ``deterministic`` as with ``--deterministic``, where all rows
-go on tiles. Ratios are medians over the turns, each to the vectors of its own turn. Says so where
-the machine has no tiles.
+Runs steps as in ``bench_step``, one after the other in one process: ``vectors`` at the CPU level
+below tiles, ``tiles`` as workers run them, ``deterministic`` as with ``--deterministic``, where
+tiles compute all rows. Ratios are medians over turns, each relative to the vectors of the same
+turn. On a machine without tiles it says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ways:
         return executor
 
     def turn(self, case: Case, step: int) -> dict[str, float]:
-        """Seconds of a step by way."""
+        """Seconds of a step, by way."""
         spent = {}
         for way, level in WAYS.items():
             library().pm_set_level(level)

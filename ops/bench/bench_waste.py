@@ -1,24 +1,24 @@
-"""How much of the pages that sequences use holds no token, over time, on real traffic?
+"""What share of the slots in pages that sequences use is empty, over time, on real traffic?
 
     python -m ops.bench.bench_waste TRACE... [--seconds 120] [--out ops/bench/results/waste.json]
 
 Replays the traces together, each from its start, against the production pager core in virtual
-time. Every sequence does what a worker does: it is admitted with its prompt and pages for the first
-chunks (``--prompt-chunks``; 0: for all of it), computes chunk by chunk, asks for more ahead of
-need, then draws tokens, commits now and then and goes. How long that takes is assumed: prompt
-tokens a second and milliseconds a token, the same for everybody. Traces are the CSV files of the
+time. Every sequence is processed as by a worker: it is admitted with its prompt and pages for the
+first chunks (``--prompt-chunks``; 0: for all of it), computed chunk by chunk, extended ahead of
+need, then decoded with a commit now and then, and released. The speeds are assumed, the same for
+all: prompt tokens a second and milliseconds a token. Traces are the CSV files of the
 Azure LLM inference dataset (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``) and the JSON
 lines of Mooncake (``timestamp``, ``input_length``, ``output_length``, ``hash_ids``). Shares are of
 the slots in held and pinned pages, weighted by time:
 
-    tail      behind the last token, in its page
-    growth    pages ahead of need
-    prompt    granted for a prompt and not computed yet, the chunk at hand included
-    gauges    what the pager itself says (``pagemesh_pager_wasted_slots``): it hears of tokens when
-              they are committed, so it says a little more
+    tail      after the last token, in its page
+    growth    in pages ahead of need
+    prompt    granted for a prompt and not computed yet, including the current chunk
+    gauges    the pager's own gauge (``pagemesh_pager_wasted_slots``), which is a little higher, as
+              the pager hears of tokens only when they are committed
 
-``contiguous`` is what slots side by side up to the most that a request may come to would waste of
-themselves: prompt and 2,048 tokens.
+``contiguous`` is the share that contiguous allocation would waste if it reserved the maximum length
+of each request: its prompt and 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ AIM = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Prompt tokens a second and milliseconds a token of an answer, for each sequence."""
+    """Prompt tokens a second and milliseconds per token of an answer, for each sequence."""
 
     name: str
     prompt_tokens_s: float
@@ -73,7 +73,7 @@ SPEEDS = (Speed("slow", 2_000, 40.0), Speed("middle", 5_000, 30.0), Speed("fast"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request: when it came, its prompt's blocks (none: nobody shares it), and its lengths."""
+    """A request: its arrival, its prompt's blocks (none: shared with no other), and its lengths."""
 
     at_ms: float
     blocks: tuple[int, ...]
@@ -108,7 +108,7 @@ def _mooncake(path: Path) -> Iterator[Line]:
 
 
 class Sequence:
-    """A request on its way. ``filled`` counts slots as they are written."""
+    """A request in progress. ``filled`` counts the slots written so far."""
 
     def __init__(self, number: int, line: Line) -> None:
         name = f"{number:032x}"
@@ -124,7 +124,7 @@ class Sequence:
         return self.filled < self.line.prompt_tokens
 
     def wasted(self) -> tuple[int, int, int]:
-        """Slots of tail, growth and prompt."""
+        """Wasted slots: tail, growth and prompt."""
         prompt_slots = -(-self.line.prompt_tokens // PAGE_SIZE) * PAGE_SIZE
         slots = self.page_count * PAGE_SIZE
         if self.is_prompt and slots:
@@ -158,15 +158,15 @@ class Replay:
             heappush(self._queue, (line.at_ms, number, Sequence(number, line)))
         self._live: dict[int, tuple[int, int, int]] = {}
         self._sums = np.zeros(3)
-        """Tail, growth and prompt slots now."""
+        """Wasted slots of all sequences now: tail, growth and prompt."""
         self._areas = np.zeros(6)
-        """Over time: these, used slots, what the pager says, what contiguous slots would waste."""
+        """Integrals over time: these, used slots, the pager's gauge, waste if contiguous."""
         self._contiguous_area = 0.0
         self.extend_count = 0
-        """Calls for more pages."""
+        """Number of requests for more pages."""
 
     def run(self) -> dict[str, float]:
-        """Shares of the used slots, over time."""
+        """Run to the end; returns shares of the used slots, over time."""
         now_ms = 0.0
         while self._queue:
             at_ms, number, sequence = heappop(self._queue)
@@ -197,7 +197,7 @@ class Replay:
         self._live[number] = now
 
     def _step(self, sequence: Sequence) -> float | None:
-        """What the sequence does now, and how long until it does something again."""
+        """Do the sequence's next step; returns the milliseconds until the one after it."""
         if not sequence.lease:
             if not self._is_admitted(sequence):
                 return WAIT_MS
@@ -224,7 +224,8 @@ class Replay:
         return max(length, min(ahead, sequence.tokens_max))
 
     def _is_admitted(self, sequence: Sequence) -> bool:
-        """False: it waits for what another sequence computes, and asks again."""
+        """Ask for admission. False: the sequence has to wait for pages that another one computes,
+        and asks again."""
         prompt_tokens = sequence.line.prompt_tokens
         granted = self._pager.ask(
             Admit(

@@ -1,4 +1,4 @@
-"""What processes use of the processor."""
+"""CPU time of processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import psutil
 
 
 def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """Processor time of each process so far, by its name in ``pids``."""
+    """Seconds of CPU time that each process has used so far, by its name in ``pids``."""
     times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
     return {name: used.user + used.system for name, used in times.items()}

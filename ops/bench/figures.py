@@ -1,8 +1,8 @@
-"""The figures that kept reports hold, each with its aim and what it was measured on. Pure.
+"""The figures in the stored reports, each with its aim and the machine it was measured on. Pure.
 
-Every benchmark writes JSON of its own shape, so each has a reader here, found by the beginning of
-the file's name. Values that have the same aim and name are one figure: of several models, batches
-or talks.
+Every benchmark writes JSON of its own shape, so each has a reader here, selected by the prefix of
+the file's name. Values with the same name and aim form one figure: those of several models, batches
+or conversations.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from ops.bench.serving import table
 Report = Mapping[str, Any]
 Values = Iterable[float]
 _PEERS = frozenset({"llama.cpp", "vllm", "transformers"})
-"""Of whom more is wanted. Other columns of a serving report are pagemesh in another set-up."""
+"""The peers to be faster than. Other columns of a serving report are pagemesh in another set-up."""
 _DESCRIPTIONS = ("on", "machine", "hardware")
-"""Where a report may say what it was measured on; otherwise it does so at its top."""
+"""Fields in which a report may describe the machine; otherwise the description is at the top."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``values`` of one thing, at most ``aim``, or ``at_least`` that; None: nothing is wanted."""
+    """``values`` of one quantity; ``aim`` is their maximum, or minimum if ``at_least``; None if
+    there is no aim."""
 
     name: str
     values: tuple[float, ...]
@@ -36,14 +37,14 @@ class Figure:
 
     @property
     def met_count(self) -> int:
-        """Of the values; of none where nothing is wanted."""
+        """How many values meet the aim; 0 if there is none."""
         if self.aim is None:
             return 0
         return sum(v >= self.aim if self.at_least else v <= self.aim for v in self.values)
 
     @property
     def parts_of_aim(self) -> tuple[float, ...]:
-        """At least 1 where the aim is met; nothing where there is no ratio to speak of."""
+        """Each value relative to the aim, at least 1 if it is met; empty if there is no ratio."""
         if not self.aim:
             return ()
         if self.at_least:
@@ -52,7 +53,7 @@ class Figure:
 
 
 def figures_of(name: str, report: Report) -> list[Figure]:
-    """Those of the report in file ``name``, without its suffix; empty when nobody here reads it."""
+    """The figures of the report in file ``name`` (without suffix); empty if it has no reader."""
     reader = _reader_of(name)
     return [] if reader is None else [replace(one, report=name) for one in reader(report)]
 
@@ -63,7 +64,7 @@ def _reader_of(name: str) -> Callable[[Report], Iterator[Figure]] | None:
 
 
 def machine_of(on: Report) -> str:
-    """Processor and cores, as short as they can be told apart."""
+    """Processor and cores, in a short form that still distinguishes machines."""
     cpu = str(on.get("cpu", "")).removeprefix("model name ").replace("(R)", "")
     words = [word for word in cpu.split() if word != "Processor"]
     if on.get("backend"):
@@ -73,7 +74,7 @@ def machine_of(on: Report) -> str:
 
 
 def _figure(name: str, values: Values, on: Report | Iterable[Report], **aim: Any) -> Figure:
-    """``on``: what it was measured on, of all values together or of each."""
+    """A figure; ``on`` describes the machine of all values, or that of each."""
     places = [on] if isinstance(on, Mapping) else list(on)
     return Figure(
         name,
@@ -97,7 +98,7 @@ def _on(report: Report) -> Report:
 
 
 def _grouped(rows: Iterable[Report], *names: str) -> Iterator[tuple[tuple[str, ...], list[Report]]]:
-    """Rows with the same values of ``names``, in the order of the first of each."""
+    """Groups of rows with the same values of ``names``, in order of first occurrence."""
     groups: dict[tuple[str, ...], list[Report]] = {}
     for row in rows:
         groups.setdefault(tuple(str(row.get(name, "")) for name in names), []).append(row)
@@ -217,7 +218,7 @@ def _layout(report: Report) -> Iterator[Figure]:
 
 
 def _gpu(report: Report) -> Iterator[Figure]:
-    """Of one GPU, which names the machine."""
+    """Figures of one GPU, whose name stands for the machine."""
     on = {"cpu": report["device"], "commit": report.get("commit", "")}
     lines = [line for line in report["results"] if line["ok"]]
     beside = [line for line in lines if line.get("torch_ms")]

@@ -1,21 +1,21 @@
-"""The kernels of a GPU and the whole mesh on one GPU, checked and timed, in one command.
+"""Checks and times the kernels of a GPU, and the whole mesh on one GPU, in one command.
 
 ``python -m ops.bench.gpu --out FOLDER`` on a machine with a CUDA device, in two parts:
 
-    kernels  every kernel there is, at the shapes of real models: its numbers against plain torch
-             on the same device; its time; bandwidth and arithmetic as fractions of what the same
-             device copied and multiplied in the same run (with float32 queries: of torch's own
-             float32 products, which tf32 in parts may exceed). Attention in every type of pages,
-             for several widths, groups, windows and caps, beside torch's own over K and V in one
-             piece, where torch has the like. Whole decode steps with and without graphs
-    mesh     ``pagemesh up --device cuda`` on random models: tokens against the engine of the
-             CPU, also from the cache and after deaths; tokens a second, time to the first,
-             time between two (``ops.bench.gpu_mesh``)
+    kernels  every kernel, at the shapes of real models: its results against plain torch on the same
+             device; its time; bandwidth and arithmetic as fractions of what the device reached in
+             the same run in copies and products (with float32 queries: in torch's float32 products,
+             which tf32 in parts may exceed). Attention for every type of pages and for several
+             widths, groups, windows and caps, compared with torch's own over contiguous K and V if
+             torch supports the case. Whole decode steps with and without graphs
+    mesh     ``pagemesh up --device cuda`` on random models: tokens against the engine of the CPU,
+             also from the cache and after processes died; tokens a second, time to first token,
+             time between tokens (``ops.bench.gpu_mesh``)
 
-An item that fails is reported and the rest goes on. ``FOLDER/gpu.json`` is written after each of
-them, so that what was measured is kept when time runs out. The exit status is 1 when anything
-failed. ``--trial`` runs both parts on a machine without a GPU, in Triton's interpreter and small,
-to see that they work; it writes nothing, and its times mean nothing.
+An item that fails is reported, and the others still run. ``FOLDER/gpu.json`` is written after each
+item, so that results are kept when time runs out. The exit status is 1 if anything failed.
+``--trial`` runs small versions of both parts on a machine without a GPU, in Triton's interpreter,
+to check that they work; it writes nothing, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Line = dict[str, Any]
 
 
 def limits() -> Limits:
-    """What this device does at best: a copy of a gibibyte, products of large matrices."""
+    """What this device reaches at best: copying a gibibyte, multiplying large matrices."""
     from triton.testing import do_bench
 
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
@@ -60,7 +60,7 @@ def limits() -> Limits:
 
 
 def run_item(name: str, item: Callable[[Limits], Result], best: Limits) -> Line:
-    """The item's line of the report; a failure is one, too."""
+    """Run an item; returns its line of the report, also for a failure."""
     try:
         with torch.inference_mode():
             return {"item": name, **item(best).line()}
@@ -75,14 +75,14 @@ def failed(name: str, error: Exception) -> Line:
 
 
 class Report:
-    """Lines by item, in a file that is whole at every moment."""
+    """Lines by item, in a file that is replaced atomically."""
 
     def __init__(self, path: Path | None, head: Line) -> None:
         self._path, self._head = path, head
         self._lines: dict[str, Line] = {}
 
     def keep(self, line: Line) -> None:
-        """A new line, or a longer one of the same item."""
+        """Add the line of an item, or replace it."""
         self._lines[line["item"]] = line
         if self._path is None:
             return
@@ -93,7 +93,7 @@ class Report:
 
     @property
     def wrong(self) -> list[str]:
-        """Items that are not right."""
+        """The items that failed."""
         return [name for name, line in self._lines.items() if not line["ok"]]
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ def run_kernels(options: argparse.Namespace, report: Report, best: Limits) -> No
 
 
 def run_meshes(options: argparse.Namespace, report: Report) -> None:
-    # It imports transformers and so Triton, which has to know before whether it is to interpret.
+    # Imported late: it loads Triton, which reads TRITON_INTERPRET at import.
     from ops.bench.gpu_mesh import CASES, TRIAL, run_case
 
     for case in (TRIAL,) if options.trial else CASES:
@@ -180,7 +180,7 @@ def main() -> int:
     report = Report(options.out / "gpu.json", head)
     if "kernels" in options.parts:
         run_kernels(options, report, best)
-    torch.cuda.empty_cache()  # the rest of the device is the mesh's
+    torch.cuda.empty_cache()  # leaves the device's memory to the mesh
     if "mesh" in options.parts:
         run_meshes(options, report)
     print(f"gpu: {len(report) - len(report.wrong)} of {len(report)} items are right", *report.wrong)

@@ -1,4 +1,4 @@
-"""Attention over pages on a GPU: against float32 in plain torch, beside torch's own attention."""
+"""Paged attention on a GPU: checked against float32 in plain torch, timed beside torch's own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _ROUNDING = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``rows`` of each sequence after ``past`` tokens; ``group``: query heads that share a KV
-    head."""
+    """``rows`` of each sequence after ``past`` tokens; ``group``: query heads per KV head."""
 
     kind: Literal["decode", "prefill"]
     pages: KvDtype
@@ -41,8 +40,8 @@ class Case:
     soft_cap: float = math.inf
     kv_heads: int = 8
     has_sink: bool = False
-    """Every row looks at the first token more than at all others together, and V is small: what
-    is left of small weights shows."""
+    """Every row attends to the first token more than to all others together, and V is small, so
+    that the precision of small weights shows."""
 
     @property
     def name(self) -> str:
@@ -69,7 +68,7 @@ class Case:
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence, the new ones included."""
+        """Tokens of a sequence, including the new ones."""
         return self.past + self.rows
 
     @property
@@ -86,23 +85,23 @@ class Case:
 
     @property
     def seen(self) -> int:
-        """(row, position) pairs of one sequence, its window applied."""
+        """Number of (row, position) pairs of one sequence within its window."""
         return sum(
             min(position + 1, self.window_tokens) for position in range(self.past, self.context)
         )
 
     @property
     def is_plain(self) -> bool:
-        """Does torch's attention have it?"""
+        """Whether torch's attention supports the case."""
         return self.window_tokens >= WINDOW_TOKENS_MAX and math.isinf(self.soft_cap)
 
     def error_max(self, rig: Rig) -> float:
-        """Of the products, and of rounding the result to the type of the queries."""
+        """The larger error: of the products, or of rounding the result to the queries' type."""
         rounding = _ROUNDING[rig.half(self.queries)]
         return max(_ERROR_MAX[product_of(self.queries, self.pages)], rounding)
 
     def fitted(self, rig: Rig) -> Case:
-        """As small as a trial wants it."""
+        """The case, made smaller in a trial."""
         if not rig.is_trial:
             return self
         window = 20 if self.window_tokens < WINDOW_TOKENS_MAX else self.window_tokens
@@ -113,7 +112,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Shapes of serving in the types of pages, then each other type, width, group and limit."""
+    """Shapes of serving for each type of pages, then other types, widths, groups and limits."""
     found = []
     for pages in _PAGES:
         for batch, context in ((1, 8192), (8, 8192), (64, 1024), (256, 512)):
@@ -149,12 +148,12 @@ _PAGES: tuple[KvDtype, ...] = ("bfloat16", "int8", "e4m3")
 
 
 def attention_items(rig: Rig) -> dict[str, Item]:
-    """By name."""
+    """The items, by name."""
     return {case.name: _item(rig, case.fitted(rig)) for case in cases()}
 
 
 class Attention:
-    """A case, ready to be asked for as often as one likes."""
+    """A case that is set up once; each call computes it."""
 
     def __init__(self, rig: Rig, case: Case) -> None:
         from pagemesh.engine.cuda.launches import SPANS_STEPS
@@ -173,7 +172,7 @@ class Attention:
             batch.table_indptr.numpy(),
         )
         self._blocks = torch.from_numpy(blocks).to(self.q.device)
-        # As much room as steps have (``cuda.launches``).
+        # As many spans as steps use (``cuda.launches``).
         self._spans = int(SPANS_STEPS[np.searchsorted(SPANS_STEPS, span_count(case.context))])
 
     def __call__(self) -> Tensor:
@@ -216,7 +215,7 @@ def _item(rig: Rig, case: Case) -> Item:
 
 
 def filled(rig: Rig, case: Case) -> tuple[KvPool, RaggedBatch]:
-    """A pool with K and V of every slot, and the batch, on the host."""
+    """A pool with K and V in every slot, and the batch, which is on the host."""
     each = -(-case.context // PAGE_SIZE)
     pool = rig.pool(
         case.pages, case.sequences * each, kv_heads=case.kv_heads, head_dim=case.head_dim
@@ -249,7 +248,7 @@ def contiguous(pool: KvPool, batch: RaggedBatch, case: Case) -> tuple[Tensor, Te
 
 
 def exact(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention in float32, a KV head of a sequence at a time: float32, the shape of ``q``."""
+    """Attention in float32, one KV head of a sequence at a time; float32 in the shape of ``q``."""
     own = q.float().view(case.sequences, case.rows, case.kv_heads, case.group, case.head_dim)
     out = torch.empty_like(own)
     position = torch.arange(case.past, case.context, device=q.device).unsqueeze(1)
@@ -267,15 +266,16 @@ def exact(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class TorchAttention:
-    """torch's own attention over K and V that lie in one piece, in the type of the queries.
+    """torch's own attention over contiguous K and V, in the type of the queries.
 
-    Causal from the lower right corner: the mask is named, not made, so that the flash kernel may
-    take a chunk with a past, too. float32 has no flash kernel, and the other one takes no shared
-    heads: there K and V are repeated for each query head, before the clock runs.
+    The causal mask is aligned to the lower right corner, and symbolic rather than a tensor, so that
+    the flash kernel also accepts a chunk with a past. There is no flash kernel for float32, and the
+    other kernel does not support shared heads: for it, K and V are repeated for each query head,
+    outside the timed part.
     """
 
     def __init__(self, case: Case, q: Tensor, k: Tensor, v: Tensor) -> None:
-        # It imports Triton, which has to know before whether it is to interpret.
+        # Imported late: it loads Triton, which reads TRITON_INTERPRET at import.
         from torch.nn.attention.bias import causal_lower_right
 
         self._case = case
@@ -299,6 +299,6 @@ class TorchAttention:
 
 
 def _apart(case: Case, by_torch: Tensor, expected: Tensor) -> float:
-    """0 where torch computes what we do; else infinite, since its time says nothing then."""
+    """0 if torch computes the same as we do, else infinite: its time then says nothing."""
     bound = 1e-3 if case.queries is torch.float32 else 0.03
     return 0.0 if difference(by_torch, expected) <= bound else float("inf")

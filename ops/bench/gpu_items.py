@@ -1,4 +1,4 @@
-"""What ``ops.bench.gpu`` runs: each item checks its numbers, then takes its time."""
+"""The items that ``ops.bench.gpu`` runs: each checks its results, then times itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KV_HEADS, _HEAD_DIM = 8, 128
 
 
 def items(rig: Rig) -> dict[str, Item]:
-    """Every item by name: each kernel there is for a GPU, then whole decode steps."""
+    """Every item by name: each GPU kernel, then whole decode steps."""
     steps = {
         f"decode step batch {batch}, graphs against none": _step(rig, answers=batch)
         for batch in (1, 16, 64)
@@ -30,8 +30,8 @@ def items(rig: Rig) -> dict[str, Item]:
 
 
 def _step(rig: Rig, *, answers: int, prompt: int = 0) -> Item:
-    """A random model of 1.5 billion parameters: a step's time against reading its weights, K and V;
-    ``torch_ms`` is the same step without a graph. A trial has no graphs."""
+    """A random model of 1.5 billion parameters: the time of a step against that of reading its
+    weights, K and V; ``torch_ms`` is the same step without a graph. A trial has no graphs."""
 
     def run(best: Limits) -> Result:
         config, weights = _random_model(rig)

@@ -1,8 +1,8 @@
-"""The whole mesh on one GPU: is each token valid, do pages outlive processes, how fast is it.
+"""The whole mesh on one GPU: is each token valid, do pages outlive processes, how fast is it?
 
-Models with random weights, made here; processes and HTTP as users have them. The judge of tokens
-is the engine of the CPU in float32: a greedy token's logit, given all tokens before it, may be
-below the highest by ``gap_max`` of the widest logit.
+Models have random weights and are made here; processes and HTTP are those of production. Tokens are
+judged by the CPU's engine in float32: the logit of a greedy token, given all tokens before it, may
+be below the highest one by at most ``gap_max`` times the largest absolute logit.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _FLOOD_PROMPTS, _FLOOD_TOKENS = 16, 600
 
 Tokens = tuple[int, ...]
 Answers = list[tuple[Tokens, Tokens]]
-"""Prompts and what came of them."""
+"""Pairs of prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshCase:
-    """What to start. ``device`` may be ``interpreter``, to see that all of this works."""
+    """The mesh to start. ``device`` may be ``interpreter``, to check that this benchmark works."""
 
     model: str
     dtype: str
     gap_max: float
     device: str = "cuda"
     kv_dtype: str = ""
-    """Of pages; that of ``dtype`` where it is not given."""
+    """Type of K and V in pages; ``dtype`` if empty."""
     pool_bytes: int = _POOL_BYTES
     output_tokens: int = _OUTPUT_TOKENS
     prompt_count: int = _PROMPT_COUNT
     host_bytes: int = 0
-    """Of a tier on the host, which prompts have to come back from, too."""
+    """Size of a host tier; if there is one, prompts must also be restored from it."""
     prefill: int = 1
-    """Workers beside the one that decodes, which does both where there are none."""
+    """Prefill workers; with none, the decode worker does both."""
     workloads: Mapping[str, Workload] | None = None
 
     @property
@@ -89,7 +89,7 @@ CASES = (
     MeshCase("S", "float32", 1e-4),
     MeshCase("S", "bfloat16", 0.03, prefill=0),
 )  # fmt: skip
-"""Those that say most first, should time run out."""
+"""The most informative cases first, should time run out."""
 TRIAL = MeshCase(
     "S", "float32", 1e-4, "interpreter", pool_bytes=64 << 20, output_tokens=2, prompt_count=2,
     workloads={"one": Workload(1, 1, 0, 16, 0, 2, 1.0)},
@@ -97,8 +97,8 @@ TRIAL = MeshCase(
 
 
 def run_case(case: MeshCase, keep: Callable[[dict[str, Any]], None]) -> None:
-    """``keep`` gets the case's line after each part of it, so that what was measured is kept
-    whatever becomes of the rest. Raises what starting the mesh raises."""
+    """Run a case. ``keep`` gets its line after each part, so that results are kept whatever happens
+    to the rest. Raises what starting the mesh raises."""
     line: dict[str, Any] = {"item": case.name, "ok": True, "gap_max": case.gap_max}
 
     def part(name: str, work: Callable[[], object]) -> None:
@@ -128,8 +128,8 @@ def run_case(case: MeshCase, keep: Callable[[dict[str, Any]], None]) -> None:
                 return {"worst_gap": float(f"{gap:.2g}"), "cached_tokens": cached}
 
             part("computed", valid)
-            # Each whole page of a prompt but that of its last token, which is computed anew: a
-            # mesh that lost its pages would answer as well, but not from the cache.
+            # All whole pages of a prompt but that of its last token, which is always computed. A
+            # mesh that lost its pages would give the same answers, but not from the cache.
             whole = sum((len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE for prompt in prompts)
             part("from the cache", lambda: valid(cached_min=whole))
             if case.host_bytes:
@@ -167,7 +167,7 @@ def _replace(mesh: Mesh, role: str) -> None:
 
 
 def _prompts(case: MeshCase, vocab_tokens: int) -> list[Tokens]:
-    """Some with a common beginning, some alone."""
+    """Prompts, half of which share a prefix."""
     draw = random.Random(5)
     length_max = _LENGTH_MAX if case.device == "cuda" else 40
     stem = [draw.randrange(vocab_tokens) for _ in range(length_max // 2)]
@@ -180,7 +180,7 @@ def _prompts(case: MeshCase, vocab_tokens: int) -> list[Tokens]:
 
 
 def _flood(mesh: Mesh, model: str, vocab_tokens: int) -> None:
-    """Prompts that leave room for no other in a small pool."""
+    """Send prompts that evict all others from a small pool."""
     draw = random.Random(6)
     prompts = [
         tuple(draw.randrange(vocab_tokens) for _ in range(_FLOOD_TOKENS))
@@ -192,7 +192,7 @@ def _flood(mesh: Mesh, model: str, vocab_tokens: int) -> None:
 def ask_all(
     mesh: Mesh, model: str, prompts: Sequence[Tokens], output_tokens: int
 ) -> tuple[Answers, int]:
-    """Greedy answers to all at once, and how many prompt tokens were cached. Raises
+    """Greedy answers to all prompts at once, and the number of cached prompt tokens. Raises
     ``RuntimeError`` for a refusal."""
 
     async def ask(client: httpx.AsyncClient, prompt: Tokens) -> tuple[tuple[Tokens, Tokens], int]:
@@ -217,7 +217,7 @@ def ask_all(
 
 
 class Judge:
-    """The CPU's engine over the same weights."""
+    """Judges tokens by the CPU's engine over the same weights."""
 
     def __init__(self, model: Path) -> None:
         self._decoder, self._pool = load_decoder(model, deterministic=False)
@@ -228,7 +228,8 @@ class Judge:
         return self._decoder.config.vocab_tokens
 
     def worst_gap(self, answers: Answers) -> float:
-        """How far a token's logit is below the highest at worst, as a share of the widest."""
+        """The largest gap of a token's logit to the highest one, as a share of the largest absolute
+        logit."""
         return max(self._gap(prompt, tokens) for prompt, tokens in answers)
 
     def _gap(self, prompt: Tokens, tokens: Tokens) -> float:
@@ -244,8 +245,8 @@ class Judge:
 
 
 def speed(mesh: Mesh, model: Path, workload: Workload) -> dict[str, Any]:
-    """Medians of rounds after one that is not counted, in which kernels are compiled and graphs
-    captured. Each has prompts of its own. Raises ``TimeoutError``."""
+    """Medians over rounds, each with new prompts, after an uncounted one in which kernels are
+    compiled and graphs captured. Raises ``TimeoutError``."""
     server, words = find_server("pagemesh", mesh.url), words_of_model(model)
 
     async def run(seed: str) -> Round:
@@ -253,7 +254,7 @@ def speed(mesh: Mesh, model: Path, workload: Workload) -> dict[str, Any]:
             return await run_round(server, workload, words, seed)
 
     asyncio.run(run("warm-up"))
-    # This process holds a model for its judge, which no round should wait to be gone through.
+    # This process holds the judge's model: no round should wait for the collector to scan it.
     gc.collect()
     gc.disable()
     try:

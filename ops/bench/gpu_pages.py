@@ -1,4 +1,4 @@
-"""Kernels that write and copy pages of a GPU, and pages moved out of its memory and back."""
+"""Kernels that write and copy pages on a GPU, and moving pages out of its memory and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEAD_DIM = 128
 
 
 def page_items(rig: Rig) -> dict[str, Item]:
-    """By name."""
+    """The items, by name."""
     found: dict[str, Item] = {}
     for dtype in KV_DTYPES:
         found[f"kv_write {dtype}"] = _kv_write(rig, dtype)
@@ -43,7 +43,7 @@ def page_items(rig: Rig) -> dict[str, Item]:
 
 
 def _pool(rig: Rig, dtype: KvDtype) -> tuple[KvPool, Tensor]:
-    """And some slots of it, in no order."""
+    """A pool, and some of its slots in random order."""
     pages, rows, kv_heads = rig.size(1024, 2), rig.size(8192, 4), rig.size(8, 2)
     pool = rig.pool(dtype, pages, kv_heads=kv_heads, head_dim=_HEAD_DIM)
     return pool, torch.randperm(pages * PAGE_SIZE, device=rig.device)[:rows]
@@ -60,7 +60,7 @@ def _kv_write(rig: Rig, dtype: KvDtype) -> Item:
             for _ in range(2)
         )
         kv_write(k, v, pool, 0, slots)
-        # On the CPU: on a GPU torch divides by a number by multiplying, which rounds differently.
+        # On the CPU: on a GPU, torch divides by a scalar by multiplying, which rounds differently.
         twin = KvPool(pool.layout, torch.zeros(pool.memory.shape, dtype=torch.uint8))
         reference.kv_write(k.cpu(), v.cpu(), twin, 0, slots.cpu())
         ms = rig.timed_ms(lambda: kv_write(k, v, pool, 0, slots))
@@ -74,7 +74,7 @@ def _kv_write(rig: Rig, dtype: KvDtype) -> Item:
 
 
 def _rope_kv_write(rig: Rig, dtype: KvDtype, *, with_norms: bool) -> Item:
-    """As the forward pass calls it: queries in place, K and V into pages."""
+    """The kernel as the forward pass calls it: queries in place, K and V into pages."""
 
     def run(best: Limits) -> Result:
         from pagemesh.kernels.rope_kv_write import reference
@@ -126,8 +126,8 @@ def _page_copy(rig: Rig, best: Limits) -> Result:
 
 
 def _moved(rig: Rig) -> Result:
-    """64 pages of 1 MiB, every fourth one of a pool, to the host's memory and from there to
-    others; torch's own copy of as many bytes beside it."""
+    """Move 64 pages of 1 MiB, every fourth one of a pool, to host memory and from there to other
+    pages; compared with torch's copy of as many bytes."""
     maker: MemoryMaker = SharedMaker() if rig.is_trial else CudaMaker(torch.device("cuda", 0))
     count, page_bytes = rig.size(256, 8), rig.size(1 << 20, 4096)
     pages = np.arange(0, count, 4, dtype=np.uint32)

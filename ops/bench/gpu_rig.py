@@ -1,4 +1,4 @@
-"""Where the items of ``ops.bench.gpu`` run, how large they are, and what comes of them."""
+"""The device, the sizes and the results of the items of ``ops.bench.gpu``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The device's own, measured in the same run: bytes moved and operations done a second, in
-    bfloat16 and in float32 by torch's products (which take no tf32 by themselves)."""
+    """The device's limits, measured in the same run: bytes copied a second, and operations a second
+    of torch's products in bfloat16 and in float32 (by default without tf32)."""
 
     bandwidth_bytes: float
     flops_per_s: float
@@ -30,9 +30,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``error``: largest difference from the reference over its largest value, or the share that
-    is wrong where all should be equal. ``beside_ms``: torch's own way to the same, 0 where there
-    is none."""
+    """``error``: the largest difference from the reference relative to its largest value, or the
+    share of wrong elements if all should be equal. ``beside_ms``: the time of torch's own
+    implementation, 0 if there is none."""
 
     error: float
     error_max: float
@@ -42,7 +42,7 @@ class Result:
     beside_ms: float = 0.0
 
     def line(self) -> dict[str, object]:
-        """For the report."""
+        """The result as a line of the report."""
         return {
             "ok": self.error <= self.error_max,
             "error": float(f"{self.error:.2g}"),
@@ -68,11 +68,11 @@ class Rig:
         return "cpu" if self.is_trial else "cuda"
 
     def size(self, real: int, trial: int) -> int:
-        """How many of something."""
+        """``real`` on a GPU, ``trial`` in a trial."""
         return trial if self.is_trial else real
 
     def half(self, dtype: torch.dtype = torch.bfloat16) -> torch.dtype:
-        """What stands for ``dtype``."""
+        """The type that stands for ``dtype``."""
         return torch.float16 if self.is_trial and dtype is torch.bfloat16 else dtype
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -93,9 +93,9 @@ class Rig:
         return RaggedBatch(*(getattr(batch, field.name).to(self.device) for field in fields(batch)))
 
     def timed_ms(self, job: Callable[[], object], *, captured: bool = True) -> float:
-        """Milliseconds of ``job`` that the device takes: the median of many replays of one graph,
-        each with nothing of it in the cache. With ``captured`` False, for what waits for the host,
-        the host's share counts as well. Once in a trial."""
+        """Milliseconds that ``job`` takes on the device: the median over many replays of a graph,
+        each with a cold cache. With ``captured`` False, for a job that waits for the host, the
+        host's time counts as well. In a trial it runs once."""
         if self.is_trial:
             began_s = time.perf_counter()
             job()
@@ -113,7 +113,8 @@ class Rig:
 
 
 def fill(rig: Rig, pool: KvPool, layer: int, *, value_size: float = 1.0) -> None:
-    """K and V of every slot, so that a wrong page shows; V ``value_size`` times as large as K."""
+    """Fill every slot with random K and V, so that a wrong page shows; V is scaled by
+    ``value_size``."""
     at = pool.layout
     slots = torch.arange(pool.page_count * PAGE_SIZE, device=rig.device)
     for part in torch.split(slots, 1 << 16):
@@ -122,18 +123,18 @@ def fill(rig: Rig, pool: KvPool, layer: int, *, value_size: float = 1.0) -> None
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
-    """The largest, over the largest that was expected; infinite where a number is none."""
+    """The largest difference relative to the largest expected value; infinite if there is a NaN."""
     most = float((got.float() - expected.float()).abs().max() / expected.float().abs().max())
     return most if most == most else float("inf")
 
 
 def distance(got: Tensor, expected: Tensor) -> float:
-    """The length of the difference over that of what was expected: for codes, of which a few may
-    fall either way. Infinite where one is NaN."""
+    """The norm of the difference relative to that of the expected values: for codes, a few of which
+    may be rounded either way. Infinite if there is a NaN."""
     length = float((got.float() - expected.float()).norm() / expected.float().norm())
     return math.inf if math.isnan(length) else length
 
 
 def share_wrong(got: Tensor, expected: Tensor) -> float:
-    """Of elements that should be equal."""
+    """The share of elements that differ."""
     return float((got != expected).float().mean())

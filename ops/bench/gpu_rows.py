@@ -1,4 +1,4 @@
-"""Kernels over rows of a GPU: against plain torch in float32 on the same device."""
+"""Kernels over rows on a GPU, against plain torch in float32 on the same device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EPSILON = 1e-6
 
 
 def row_items(rig: Rig) -> dict[str, Item]:
-    """By name."""
+    """The items, by name."""
     found: dict[str, Item] = {
         "rms_norm": lambda best: _rms_norm(rig, best),
         "add_rms_norm": lambda best: _add_rms_norm(rig, best),
@@ -75,7 +75,8 @@ def _rope(rig: Rig, best: Limits) -> Result:
 
 
 def _merge_states(rig: Rig, parts: int) -> Item:
-    """What decode does after its spans: 32 heads of 128, the last of each row's parts empty."""
+    """Merging the spans of decode attention: 32 heads of 128; the last part of each row is
+    empty."""
 
     def run(best: Limits) -> Result:
         from pagemesh.kernels.merge_states import reference
@@ -99,7 +100,7 @@ def _quantise(rig: Rig, dtype: KvDtype) -> Item:
 
         x = rig.rows(rig.size(1 << 16, 64), 128, dtype=torch.float32)
         codes, scales = quantise(x, CODE_DTYPES[dtype])
-        # On the CPU: on a GPU torch divides by a number by multiplying, which rounds differently.
+        # On the CPU: on a GPU, torch divides by a scalar by multiplying, which rounds differently.
         expected, expected_scales = encode(x.cpu(), dtype)
         assert expected_scales is not None
         error = share_wrong(codes.cpu().view(torch.int8), expected.view(torch.int8))

@@ -2,9 +2,9 @@
 
     python -m ops.bench.gpu_tiles --out FOLDER [--only NAME ...] [--processes 8]
 
-Every candidate is compiled by one of many processes, then timed by one alone, its numbers beside
-those of the tile that is in use. ``FOLDER/gpu_tiles.json`` has them by case, the fastest first;
-candidates that a multiprocessor has no room for are left out.
+Candidates are compiled by many processes at once, then timed by a single one, which also compares
+their results with those of the tile in use. ``FOLDER/gpu_tiles.json`` lists them by case, the
+fastest first; candidates that do not fit on a multiprocessor are left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Line = dict[str, Any]
 
 
 def candidates(case: Case, own: Tile) -> list[Tile]:
-    """The tile in use first."""
+    """All candidate tiles, the one in use first."""
     rows = (own.rows,) if case.kind == "decode" else _PREFILL_ROWS
     made = (
         replace(own, rows=each, block=block, warps=warps, stages=stages)
@@ -55,7 +55,7 @@ def candidates(case: Case, own: Tile) -> list[Tile]:
 
 
 def own_tile(case: Case) -> Tile:
-    """What the case has now."""
+    """The tile that is in use for the case."""
     layout = PageLayout(1, case.kv_heads, case.head_dim, PAGE_SIZE, case.pages)
     if case.kind == "decode":
         return decode_tile(case.queries, layout, case.group, has_e4m3=has_e4m3())
@@ -72,18 +72,19 @@ def tile_of(case: Case, tile: Tile) -> Iterator[None]:
 
 
 def compile_one(asked: tuple[Case, Tile]) -> None:
-    """In a process of its own, which others do not wait for; the result is kept on disk."""
+    """Compile one candidate; runs in a pool of processes, and Triton caches the result on disk."""
     case, tile = asked
     small = replace(case, sequences=1, past=min(case.past, 600), rows=min(case.rows, 40))
     try:
         with torch.inference_mode(), tile_of(case, tile):
             Attention(Rig(), small)()
     except OutOfResources:
-        return  # counted when it would be timed
+        return  # ``timed`` counts it
 
 
 def timed(case: Case) -> Line:
-    """Candidates, the fastest first. Raises what the tile in use raises."""
+    """Time the candidates of a case; the line has the fastest first. Raises what the tile in use
+    raises."""
     rig = Rig()
     attend = Attention(rig, case)
     own = own_tile(case)

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: the commit and the machine, for every JSON report."""
+"""The commit and the machine that a benchmark ran on, for every JSON report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 _MEASURED = (":(top)", ":(top,exclude)ops/bench/results", ":(top,exclude)ops/docs")
-"""What a figure may depend on: not on the reports that benchmarks before it wrote."""
+"""The files that a figure may depend on: all but docs and the reports of earlier benchmarks."""
 
 
 def describe() -> dict[str, object]:
@@ -18,7 +18,7 @@ def describe() -> dict[str, object]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 0,
         "machine": platform.machine(),
-        # Without what a distribution or a provider adds.
+        # Without the suffix that a distribution or a provider adds.
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
@@ -34,7 +34,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, None when it fails."""
+    """The output of git; None if it fails."""
     here = Path(__file__).parent
     done = subprocess.run(
         ["git", *arguments], cwd=here, capture_output=True, text=True, check=False

@@ -40,7 +40,7 @@ STREAM_S = WorkerConfig().stream_ms / 1e3
 
 
 class InProcess:
-    """One worker that prefills and decodes, and its pager, as plain calls."""
+    """A worker that prefills and decodes, and its pager, driven by plain calls."""
 
     def __init__(self, model: Path, folder: Path, *, deterministic: bool = False) -> None:
         torch.set_num_threads(bounded_threads(0))
@@ -81,7 +81,7 @@ class InProcess:
         self._store.close()
 
     def generate(self, prompt: list[int], output_tokens: int) -> Run:
-        """Greedy tokens of one request, alone. Raises ``RuntimeError`` when it is refused."""
+        """Run one request by itself, greedily. Raises ``RuntimeError`` when it is refused."""
         self._run, self._ended = Run(), False
         self._started_s = time.perf_counter()
         submit = Submit(
@@ -122,7 +122,7 @@ class InProcess:
                 pass
 
     def _run_steps(self, first: StepPlan) -> None:
-        """A plan and the rest of its run, as ``Stepper`` has them computed and told of."""
+        """Compute a plan and the rest of its run, and report them, as ``Stepper`` does."""
         self._end_run[0] = 0
         plan: StepPlan | None = first
         results: list[StepResult] = []

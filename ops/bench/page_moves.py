@@ -1,7 +1,7 @@
-"""How long a worker takes to copy pages for the pager: one process asks, the other copies.
+"""How long a worker takes to copy pages for the pager: one process asks, another copies.
 
-Memory of the host stands for a device's, so these are the costs of asking, of waking a thread of
-another process and of copying twice through staging memory; a GPU's bus comes on top.
+Host memory stands for a device's, so these are the costs of asking, of waking a thread of another
+process and of copying twice through staging memory; the transfer over a GPU's bus comes on top.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TURNS = 40
 
 
 def serve(folder: Path) -> None:
-    """Be the worker until standard input ends."""
+    """Act as the worker until standard input ends."""
     lock = HolderLock(folder / f"{NAME}{LOCK_SUFFIX}")
     with contextlib.closing(MemoryBox(SharedMaker(), folder / f"{NAME}{MEMORY_SUFFIX}")):
         print("ready", flush=True)
@@ -67,7 +67,7 @@ def _median_ms(work: Callable[[], object]) -> float:
 
 
 def time_moves(facts: PoolFacts) -> list[dict[str, float]]:
-    """Milliseconds to have pages of the size in ``facts`` copied out, and back in."""
+    """Milliseconds of copying pages of the size in ``facts`` out, and back in."""
     facts = replace(facts, page_count=POOL_PAGES, place=INTERPRETER)
     with tempfile.TemporaryDirectory() as name, _worker(Path(name)):
         holders = Holders(Path(name), "bench")

@@ -1,20 +1,20 @@
-"""The pager core behind the interface of a harness that times prefix caches, one call each.
+"""The pager core behind the interface of a harness that times prefix caches:
 
-    prepare   packs the tokens and makes the keys that a worker would send
+    prepare   pack the tokens and make the keys that a worker would send
     match     Admit: match the longest prefix, pin it, reserve the rest, all in one request
     alloc     Extend: one page more than the prompt takes, for the tokens to come
     commit    Commit: every full page of the prompt becomes matchable
     release   Release: the lease ends, its pages stay cached
 
-Each call makes the message, has the production core handle it and takes the answer out of its
-commands, so what is timed is all that a pager process does between decoding a request and
-encoding its answer; the bus is not in it. As ``Admit`` reserves the whole prompt, peers' ``alloc``
-is in ``match`` here, and ``Extend`` comes on top: a second round of accounting for growth.
+Each call makes the message, has the production core handle it and takes the answer from its
+commands, so the time is that of everything a pager process does between decoding a request and
+encoding its answer, without the bus. As ``Admit`` reserves the whole prompt, the ``alloc`` of peers
+is part of ``match`` here, and ``Extend`` is additional: a second round of accounting, for growth.
 
-``PagerAdapter`` has the default eviction policy and drops the commands about headers and lease
+``PagerAdapter`` has the default eviction policy and ignores the commands about headers and lease
 words; ``PublishingPagerAdapter`` performs them on a real pool file, through the native library,
-before the answer counts.
-Keyed ids for the event stream are made after the answer is out, and so in neither.
+before the call ends.
+Keyed ids for the event stream are made after the answer has been sent, so neither includes them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from pagemesh.wire.pager_messages import (
 WORKER, INCARNATION, EPOCH = "bench", 1, 1
 ROOT, LAYOUT = bytes(32), bytes(range(32))
 PAGE_BYTES = 64
-"""Of K and V, which nobody writes here: small, so that large pools fit."""
+"""Bytes of K and V, which nobody writes here: small, so that large pools fit."""
 
 
 class Request:
-    """A sequence on its way through the calls. ``tokens``: until they were asked for."""
+    """A sequence in progress. ``tokens`` is emptied once it has been admitted."""
 
     __slots__ = ("cached_tokens", "key", "lease", "order", "page_count", "token_count", "tokens")
 
@@ -90,7 +90,7 @@ class PagerAdapter:
     def _open(self, page_count: int, page_size: int) -> PoolFacts:
         return PoolFacts("bench", EPOCH, 1, page_count, page_size, PAGE_BYTES, LAYOUT, "/nowhere")
 
-    # What the harness calls
+    # The interface of the harness
 
     def native(self, tokens: NDArray[np.int32]) -> bytes:
         """The tokens as they come off the wire; not timed."""
@@ -150,10 +150,10 @@ class PagerAdapter:
         return pool.pinned + pool.idle
 
     def free_pages(self) -> int:
-        """Free and evictable."""
+        """Pages that are free or evictable."""
         return self.core.books.room
 
-    # Performing
+    # Performing commands
 
     def ask(self, message: Message) -> Message:
         """Have the core handle ``message``."""
@@ -164,14 +164,14 @@ class PagerAdapter:
 
 
 class LruPagerAdapter(PagerAdapter):
-    """The core with the simplest policy: what the default one costs shows beside it."""
+    """The core with the simplest policy, for comparison with the cost of the default one."""
 
     name = "pagemesh, LRU"
     policy_name = "lru"
 
 
 class PublishingPagerAdapter(PagerAdapter):
-    """The core, and its commands performed on a pool file of its own."""
+    """The core, with its commands performed on a pool file of its own."""
 
     name = "pagemesh, headers and lease words written"
 

@@ -1,8 +1,8 @@
 """Workers that only admit and release: the load of ``bench_pager_bus``.
 
 Each worker has a connection, a lock and a session of its own, and several sequences in flight.
-A sequence admits a prompt whose first three quarters are shared with others, and releases it
-filled, so that the rest is committed; what it says is what a worker says, word for word.
+A sequence admits a prompt whose first three quarters are shared with others, and releases it as
+filled, so that the rest is committed. Its messages are exactly those of a worker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Load:
         return self.prompt_tokens * 3 // 4
 
     def prompts(self, seed: int) -> Iterator[bytes]:
-        """Packed prompts without end; all seeds share the prefixes."""
+        """An endless stream of packed prompts; all seeds share the prefixes."""
         prefixes = np.random.default_rng(7).integers(
             0, 1 << 16, (PREFIX_COUNT, self.shared_tokens), np.uint32
         )
@@ -66,14 +66,14 @@ class Load:
 
 @dataclass(slots=True)
 class Seen:
-    """What the workers saw between two moments."""
+    """What the workers measured in some time."""
 
     admitted: int = 0
     cached_tokens: int = 0
     admit_ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
-    """By process."""
+    """CPU seconds, by process."""
 
     @property
     def per_second(self) -> float:
@@ -128,8 +128,8 @@ class LoadWorker:
 async def drive(
     url: str, folder: Path, load: Load, seconds: float, pids: Mapping[str, int]
 ) -> Seen:
-    """What all workers of ``load`` saw in ``seconds``, the shared prefixes being cached;
-    ``pids`` are the processes to watch."""
+    """Run all workers of ``load`` for ``seconds``, once the shared prefixes are cached; ``pids``
+    are the processes whose CPU time is measured."""
     async with AsyncExitStack() as stack:
         workers = []
         for number in range(load.worker_count):

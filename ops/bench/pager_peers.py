@@ -1,14 +1,14 @@
-"""Prefix indexes of other projects, behind the calls of ``pager_adapter``.
+"""Prefix indexes of other projects, behind the interface of ``pager_adapter``:
 
-    prepare   the keys or hashes that the index wants of a prompt
-    match     the longest cached prefix, pinned; pages
-    alloc     pages for the rest of the prompt
+    prepare   make the keys or hashes of a prompt that the index needs
+    match     match the longest cached prefix and pin it; returns its pages
+    alloc     allocate pages for the rest of the prompt
     commit    all full pages of the prompt become matchable
     release   the pin ends, pages stay cached
 
-Nothing of these projects is here: they are imported from folders where whoever runs this has put
-them (``pip install --no-deps --target``). What they import and these calls never come to, kernels
-of GPUs above all, is left empty.
+This repository holds no code of these projects: they are imported from folders into which the user
+has installed them (``pip install --no-deps --target``). Modules that they import but that these
+calls never use, above all GPU kernels, are replaced by empty stubs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 _PARENTS_APART = 32
-"""Blocks between those that a later prompt may go on from, in what Dynamo's worker remembers."""
+"""Distance of the blocks that a later prompt may continue from, as remembered for Dynamo's
+worker."""
 _UNUSED_BY_SGLANG = (
     "sglang.srt.configs", "sglang.srt.multimodal", "sglang.srt.layers", "sglang.kernels",
     "compressed_tensors", "torchvision", "IPython", "traitlets", "aiohttp", "zmq", "PIL",
@@ -106,7 +107,7 @@ class SglangIndex:
     def _insert(self, request: dict[str, Any], slots: Any) -> Any:
         found = self._tree.insert(self._insert_params(key=request["key"], value=slots))
         known, matched = found.prefix_len, request["matched"]
-        if known > matched:  # somebody else has put the same in meanwhile
+        if known > matched:  # another request has inserted the same meanwhile
             self._pool.free_segment(slots[matched:known], start_pos=matched)
         return found.last_device_node
 
@@ -140,7 +141,7 @@ class SglangRustIndex(SglangIndex):
         params = self._insert_params(
             key=request["key"], value=slots, prev_prefix_len=request["matched"]
         )
-        return self._tree.insert(params).last_device_node  # it frees what it knew itself
+        return self._tree.insert(params).last_device_node  # it frees the duplicates itself
 
     def _pin(self, node: Any) -> Any:
         return self._tree.lock(node)
@@ -161,7 +162,8 @@ class DynamoIndex:
         self._dumps = importlib.import_module("orjson").dumps
         self._page_size = page_size
         self._ends: dict[tuple[int, int], int] = {}
-        """Which block a later prompt goes on from, by its place and hash: a worker knows that."""
+        """The block that a later prompt continues from, by position and hash; a worker would
+        know."""
         self._block = self._event = 0
 
     def native(self, tokens: Tokens) -> list[int]:
@@ -205,7 +207,7 @@ PEERS = {kind.name: kind for kind in (SglangRustIndex, SglangIndex, DynamoIndex)
 
 
 class _Empty(types.ModuleType):
-    """Whatever is asked of it is there, and does nothing."""
+    """A stub module: every attribute exists and does nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -238,7 +240,7 @@ class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def import_from(folders: Sequence[Path]) -> None:
-    """Have what is in ``folders`` imported before what is installed."""
+    """Make imports prefer the packages in ``folders`` to the installed ones."""
     sys.path[:0] = [str(folder) for folder in folders]
 
 

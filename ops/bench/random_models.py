@@ -1,4 +1,4 @@
-"""Decoders with random weights in the shapes of common small ones: speed needs no training.
+"""Decoders with random weights in the shapes of common small models: speed needs no training.
 
 S  15M parameters, Llama-shaped     M  135M, Llama-shaped     L  0.5B, Qwen2-shaped
 """

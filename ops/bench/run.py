@@ -1,4 +1,4 @@
-"""What a benchmark notes about one request."""
+"""What a benchmark records of one request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Run:
-    """When the tokens of one request came, in seconds after it was sent."""
+    """Arrival times of the tokens of one request, in seconds since it was sent."""
 
     times_s: list[float] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Streamed answers, timed by when their bytes came and read afterwards.
+"""Streamed answers, parsed after the fact and timed by the arrival of their bytes.
 
-A ``Connection`` is one and as little else as can be: what the client costs is counted as the
-mesh's. (``pagemesh.cli.benching`` asks many at once, and any server.)
+A ``Connection`` does as little as possible, since the client's cost counts as the mesh's.
+(``pagemesh.cli.benching`` sends many requests at once, and to any server.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Connection:
-    """To the mesh at ``url``, which serves ``model``."""
+    """A connection to the mesh at ``url``, which serves ``model``."""
 
     def __init__(self, url: str) -> None:
         self.model: str = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
@@ -31,8 +31,9 @@ class Connection:
         self._socket.close()
 
     def ask(self, path: str, body: dict[str, Any]) -> Pieces:
-        """What came, each piece with the seconds since ``body`` was sent: greedily to its full
-        length, streamed, with token ids. Raises ``RuntimeError`` with what came instead."""
+        """Send ``body`` for a greedy, streamed answer of full length with token ids; returns the
+        received pieces, each with the seconds since it was sent. Raises ``RuntimeError`` with any
+        other answer."""
         data = json.dumps(body | {
             "model": self.model, "temperature": 0, "stream": True, "ignore_eos": True,
             "return_token_ids": True,

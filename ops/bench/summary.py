@@ -1,11 +1,11 @@
-"""Every figure that is kept, in one table and one picture: what ``make bench`` ends with.
+"""All stored figures in one table and one picture: the end of ``make bench``.
 
     python -m ops.bench.summary [--results FOLDER] [--picture FILE]
 
-Reads the reports in FOLDER, whenever and wherever they were measured: each figure stands with its
-machine and commit (``+``: of a changed tree). Where several values have one aim, their range is
-told and how many met it. The picture shows each value as a part of its aim, from 1 on to the right
-where it is met; without matplotlib there is none, and a line says so.
+Reads the reports in FOLDER, whenever and wherever they were measured; each figure is shown with its
+machine and commit (``+``: a changed tree). For several values with one aim, their range is shown
+and how many met it. The picture shows each value relative to its aim: the aim is met from 1 to the
+right. Without matplotlib there is no picture, and a line says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ops.bench.figures import Figure, figures_of
 
 _HEAD = ("benchmark", "figure", "measured", "aim", "", "machine", "commit")
 _PART_MIN, _PART_MAX = 0.2, 5.0
-"""Of an aim, in the picture; what lies beyond is drawn there."""
+"""The range of the picture, relative to an aim; values outside are drawn at its edge."""
 _MET, _MISSED = "tab:blue", "tab:red"
 
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def read(folder: Path) -> tuple[list[Figure], list[str]]:
-    """Figures of all reports in ``folder``, and the names of those that have none to tell."""
+    """The figures of all reports in ``folder``, and the names of reports without any."""
     figures: list[Figure] = []
     unread: list[str] = []
     for path in sorted(folder.glob("*.json")):
@@ -48,7 +48,7 @@ def read(folder: Path) -> tuple[list[Figure], list[str]]:
 
 
 def as_text(figures: Sequence[Figure]) -> str:
-    """A table in columns as wide as they have to be."""
+    """A table with columns as wide as needed."""
     lines = [_HEAD, *map(_cells, figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     lines.insert(1, tuple("-" * width for width in widths))
@@ -77,12 +77,12 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits or more."""
+    """``value`` with at least three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def draw(figures: Sequence[Figure], path: Path) -> str:
-    """Write the picture to ``path``; says what became of it."""
+    """Write the picture to ``path``; returns a line about the result."""
     drawn = [one for one in figures if one.parts_of_aim]
     try:
         from matplotlib.figure import Figure as Canvas

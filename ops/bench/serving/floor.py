@@ -1,10 +1,11 @@
-"""What a machine allows a workload at most, by the floor of its steps. Pure but for ``probe``.
+"""The highest speed that a machine allows for a workload, by the floor of its steps. Pure except
+for ``probe``.
 
-The floor of a step is max(bytes / bandwidth, operations / arithmetic), as in ``bench_step``: the
-weights are read once, and K and V of what is attended to. The prompts of a turn are one step, its
-answers one step a token for all users together; what users have in common is computed and read
-once, and nothing that a turn before has computed is computed again. A server that reads weights
-for prompts and answers at the same time could be a little quicker.
+The floor of a step is max(bytes / bandwidth, operations / arithmetic), as in ``bench_step``: it
+reads the weights once, and K and V of the tokens attended to. The prompts of a turn are one step,
+its answers one step per token for all users together. What users share is computed and read once,
+and nothing computed in an earlier turn is computed again. A server that reads weights for prompts
+and answers at the same time could be slightly faster.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _PROBE_TURNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured: bytes a second of one pass over memory, operations a second of
-    multiply-adds (two each) in the nearest cache."""
+    """Measured limits: bytes a second of a pass over memory, and operations a second (two per
+    multiply-add) in the nearest cache."""
 
     memory_bytes_s: float
     operations_s: float
@@ -33,8 +34,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Elements of a float32 decoder: of the matrices of all layers, of the head's, and in all
-    layers together the width of a token's queries and of its K and V."""
+    """Elements of a float32 decoder: in the matrices of all layers, in the head, and, summed over
+    all layers, in a token's queries and in its K and V."""
 
     layers: int
     head: int
@@ -43,8 +44,9 @@ class Shape:
 
 
 def shape_of(folder: Path) -> Shape:
-    """Of the model in ``folder``. Raises ``ConfigError`` when it has no lean forward pass."""
-    from transformers import AutoConfig  # with torch, which nobody else here waits for
+    """The shape of the model in ``folder``. Raises ``ConfigError`` if the model has no forward pass
+    of ours."""
+    from transformers import AutoConfig  # imports torch, which takes long and nothing else needs
 
     from pagemesh.engine.model import decoder_config
 
@@ -60,7 +62,7 @@ def shape_of(folder: Path) -> Shape:
 
 def floor_tokens_s(shape: Shape, workload: Workload, machine: Machine) -> float:
     """Output tokens a second of ``workload`` at the floor."""
-    total_s, context = 0.0, 0  # tokens of a user that a turn before has left
+    total_s, context = 0.0, 0  # tokens of a user from earlier turns
     shared = workload.shared_tokens
     for turn in range(workload.turns):
         known = workload.is_talk and turn > 0
@@ -79,7 +81,8 @@ def floor_tokens_s(shape: Shape, workload: Workload, machine: Machine) -> float:
 def _prompt_s(
     shape: Shape, users: int, common: int, start: int, own: int, machine: Machine
 ) -> float:
-    """``common`` tokens for all, then for each user ``own`` ones from position ``start`` on."""
+    """Seconds of the prompts: ``common`` tokens for all users, then ``own`` tokens of each from
+    position ``start`` on."""
     rows = common + users * own
     seen = common * (common + 1) // 2 + users * (own * start + own * (own + 1) // 2)
     operations = 2 * (rows * shape.layers + users * shape.head + 2 * shape.query * seen)
@@ -87,7 +90,8 @@ def _prompt_s(
 
 
 def _answer_s(shape: Shape, users: int, shared: int, context: int, machine: Machine) -> float:
-    """A token for each user at ``context`` tokens, of which all have the first ``shared``."""
+    """Seconds of a token for each user at ``context`` tokens, the first ``shared`` of which are
+    common to all."""
     positions = shared + users * (context - shared)
     operations = 2 * users * (shape.layers + shape.head + 2 * shape.query * context)
     return _step_s(shape, positions * shape.kv, operations, machine)
@@ -99,8 +103,8 @@ def _step_s(shape: Shape, kv: int, operations: int, machine: Machine) -> float:
 
 
 def probe(threads: int) -> Machine:
-    """This machine, now: the best of some turns, in 0.3 s. One that somebody else uses for the
-    moment of a turn could do more than that turn shows."""
+    """Measure this machine in 0.3 s: the best of some turns, since other load only slows a turn
+    down."""
     import torch
 
     from pagemesh.kernels.dispatch import native

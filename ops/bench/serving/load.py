@@ -1,4 +1,4 @@
-"""One round of a workload against one server, and what was seen of it."""
+"""One round of a workload against one server, and its figures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WARM_UP_TOKENS, WARM_UP_OUTPUT_TOKENS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Figures of one round. ``first_ms`` is the time to the first text of a request, ``gap_ms``
-    that between chunks with text (of one or of several tokens), ``token_ms`` that of a token
-    after the first: medians over requests, gaps and requests. ``gap_p99_ms`` is the worst but
-    one of a hundred gaps."""
+    """Figures of one round. ``first_ms``: time to the first text, median over requests; ``gap_ms``:
+    time between chunks with text (of one or several tokens), median over gaps; ``token_ms``: time
+    per token after the first, median over requests. ``gap_p99_ms``: the 99th percentile of the
+    gaps."""
 
     output_tokens_s: float
     first_ms: float
@@ -38,15 +38,15 @@ class Round:
 
 
 async def run_round(server: Server, workload: Workload, words: list[Word], seed: str) -> Round:
-    """Figures of ``ask_everyone``. Raises ``RequestFailedError``."""
+    """Run ``ask_everyone``; returns its figures. Raises ``RequestFailedError``."""
     return summary(*await ask_everyone(server, workload, words, seed))
 
 
 async def ask_everyone(
     server: Server, workload: Workload, words: list[Word], seed: str
 ) -> tuple[list[Reply], float]:
-    """A small request that is not counted, then everything: the replies, user by user, and the
-    seconds that they took together. Raises ``RequestFailedError``."""
+    """Send an uncounted small request, then those of all users; returns the replies, user by user,
+    and the seconds until the last. Raises ``RequestFailedError``."""
     warm_up = Workload(1, 1, 0, WARM_UP_TOKENS, 0, WARM_UP_OUTPUT_TOKENS, 1.0)
     await _ask(server, warm_up, workloads.prompts(warm_up, words, f"warm-up {seed}")[0])
     everyone = workloads.prompts(workload, words, seed)
@@ -61,7 +61,8 @@ async def ask_everyone(
 
 
 async def _ask(server: Server, workload: Workload, said: list[Prompt]) -> list[Reply]:
-    """One user's questions. A talk goes on with the text that came back, as a client's does."""
+    """Send one user's prompts. A conversation continues with the returned text, as a client's
+    would."""
     replies: list[Reply] = []
     talk = ""
     for prompt in said:
@@ -76,9 +77,9 @@ async def _ask(server: Server, workload: Workload, said: list[Prompt]) -> list[R
 
 
 def summary(replies: list[Reply], wall_s: float) -> Round:
-    """The figures of ``replies``, which took ``wall_s`` seconds together. A reply whose tokens
-    never made a whole character has no times, but its tokens count. Raises
-    ``RequestFailedError`` when none has."""
+    """The figures of ``replies``, which took ``wall_s`` seconds together. A reply whose tokens form
+    no whole character has no times, but its tokens count. Raises ``RequestFailedError`` if no reply
+    has times."""
     timed = [reply for reply in replies if reply.arrivals_s]
     if not timed:
         raise RequestFailedError("no text came back, so that nothing can be timed")

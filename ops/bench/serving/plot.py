@@ -15,9 +15,10 @@ _MEASURES = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a picture whose kind is that of ``path``. Raises ``SystemExit`` without matplotlib.
+    """Write the picture; the suffix of ``path`` sets the format. Raises ``SystemExit`` without
+    matplotlib.
 
-    Rows differ by two orders of magnitude, so each is drawn as parts of its own largest value.
+    Rows differ by two orders of magnitude, so each is drawn relative to its own largest value.
     """
     try:
         from matplotlib.figure import Figure
@@ -49,6 +50,6 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _median(row: Mapping[str, Any], name: str, measure: str) -> float:
-    """Zero: this server was not asked."""
+    """The server's median; 0 if it was not measured."""
     found = row["servers"].get(name)
     return float(found["median"][measure]) if found else 0.0

@@ -2,9 +2,9 @@
 
     python -m ops.bench.serving.random_model S FOLDER
 
-S, M and L as in ``ops/bench/random_models.py``, float32, in the form of Hugging Face, with a
+S, M and L as in ``ops/bench/random_models.py``, float32, in Hugging Face's format, with a
 byte-level tokenizer trained on the Python files of the standard library. Its generation
-configuration knows no end, so that nothing stops early.
+configuration has no end-of-sequence token, so that nothing stops early.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Medians over rounds, ratios to the best peer, and how they stand to what is wanted. Pure."""
+"""Medians over rounds, ratios to the best peer, and how they compare with the aims. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def row(
     model: str, workload: str, rounds: Mapping[str, Sequence[Round]], floors: Sequence[float]
 ) -> dict[str, Any]:
     """A workload's line of the report: each server's medians and rounds, in the order of
-    ``rounds``, and with peers the ratios of ours to the best of them, fastest and soonest.
-    ``floors``: output tokens a second that the machine would have allowed, each time it was
-    asked; ``of_floor`` of the aim is what that many times the best peer's speed would be."""
+    ``rounds``, and with peers the ratios of ours to the best of them in speed and in time to first
+    text. ``floors``: output tokens a second that the machine would have allowed, one per
+    measurement of it. The aim's ``of_floor`` is the share of the floor at which the aim, a multiple
+    of the best peer's speed, would be met."""
     servers: dict[str, dict[str, Any]] = {
         name: {"median": medians(ran), "rounds": [one.as_json() for one in ran]}
         for name, ran in rounds.items()
@@ -56,13 +57,13 @@ def row(
 
 
 def speed_aim(model: str, workload: str) -> float:
-    """How many times the best peer's tokens a second are wanted. ``model`` is a label: its first
-    part says which."""
+    """The aim, as a multiple of the best peer's tokens a second. ``model`` is a label that begins
+    with the model's name."""
     return SPEED_OF_MODEL.get(model.split(",")[0], WORKLOADS[workload].speed_aim)
 
 
 def _ratios(ours: Sequence[Round], theirs: Sequence[Round], name: str) -> dict[str, float]:
-    """Rounds are compared in pairs: what disturbs the machine disturbs neighbours alike."""
+    """Ratios of paired rounds: other load on the machine affects neighbours alike."""
     found = [getattr(a, name) / getattr(b, name) for a, b in zip(ours, theirs, strict=True)]
     return {
         "ratio": round(statistics.median(found), 3),
@@ -72,9 +73,9 @@ def _ratios(ours: Sequence[Round], theirs: Sequence[Round], name: str) -> dict[s
 
 
 def merged(report: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of ``report`` with ``lines`` in the place of those of the same model, set-up and
-    workload: long ones are measured one at a time. What was measured without peers is a row of
-    its own: it does not take the place of a comparison."""
+    """The rows of ``report``, in which ``lines`` replace those of the same model, set-up and
+    workload: long workloads are measured one at a time. A measurement without peers is a row of its
+    own, and does not replace a comparison."""
     rows = {_place(line): line for line in [*report.get("rows", ()), *lines]}
     return [rows[place] for place in sorted(rows)]
 
@@ -86,17 +87,18 @@ def _place(line: Mapping[str, Any]) -> tuple[int, str, bool, int]:
 
 
 def is_alone(line: Mapping[str, Any]) -> bool:
-    """Whether no peer was asked."""
+    """Whether the row has no peers."""
     return len(line["servers"]) == 1
 
 
 def name_of(line: Mapping[str, Any]) -> str:
-    """What a row is called: the model and how it was served, and what was asked."""
+    """The name of a row: the model with its set-up, and the workload."""
     return f"{line['model']}{', alone' * is_alone(line)} {line['workload']}"
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table: output tokens a second, ms to the first text, ms a token of everyone."""
+    """A Markdown table: output tokens a second, ms to the first text, ms per token of each
+    server."""
     names = list(dict.fromkeys(name for one in rows for name in one["servers"]))
     head = ["", *(f"{name}: tok/s, first ms, ms a token" for name in names)]
     lines = [[*head, "speed / best peer (aim)", "first / best peer", "of the floor (aim)"]]

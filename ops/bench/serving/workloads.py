@@ -1,7 +1,7 @@
-"""What is asked of a server: five workloads, drawn from a seed. Pure.
+"""The workloads for a server: five of them, generated from a seed. Pure.
 
-A prompt is made of tokens that are a space and a word each, so that it has the same length as
-token ids and as text, and every server sees the same tokens whichever it takes.
+Each token of a prompt is a space and a word, so that the prompt has the same length as token ids
+and as text, and every server sees the same tokens, whichever form it takes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SPACE = "\u0120"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``users`` ask at the same time, each ``turns`` times, one question after the other.
+    """``users`` send requests at the same time, each ``turns`` of them, one after the other.
 
-    A prompt is ``shared_tokens`` that all have in common and ``own_tokens``; if the turns are a
-    talk, a later one is everything said so far and ``added_tokens``. ``speed_aim`` is how many
-    times the output tokens a second of the best peer are wanted.
+    A prompt is ``shared_tokens`` that all have in common, then ``own_tokens``. In a conversation
+    (``is_talk``), a later prompt is everything said so far, then ``added_tokens``. ``speed_aim`` is
+    the aim, as a multiple of the best peer's output tokens a second.
     """
 
     users: int
@@ -51,7 +51,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A token that stands for itself: ``text`` is that one token wherever it is put."""
+    """A token and its ``text``, which is tokenised to that one token wherever it stands."""
 
     token: int
     text: str
@@ -61,7 +61,7 @@ Prompt = tuple[Word, ...]
 
 
 def words_of(tokenizer: Tokenizer) -> list[Word]:
-    """Words to make prompts of. Raises ``ValueError`` when the vocabulary has too few."""
+    """Words to build prompts from. Raises ``ValueError`` when the vocabulary has too few."""
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
     candidates = [
         Word(token, " " + piece[1:])
@@ -84,7 +84,8 @@ def words_of_model(folder: Path) -> list[Word]:
 
 
 def prompts(workload: Workload, words: list[Word], seed: str) -> list[list[Prompt]]:
-    """What each user says, turn by turn. In a talk a later turn is only what is added."""
+    """The prompts of each user, turn by turn. In a conversation, a later one is only what is
+    added."""
     draw = random.Random(seed)
 
     def some(count: int) -> Prompt:

@@ -1,11 +1,11 @@
 """Times the steps of a worker from within, for ``bench_share``.
 
-Python imports a module of this name as it starts, from ``PYTHONPATH``: the benchmark puts this
-folder there. In a worker every call of its executor is noted, eight float64 (``FIELDS``) of the
-performance counter, which all processes of a host share. They are written to a file of the folder
-that ``BENCH_STEP_CLOCK`` names when the worker ends, so that nothing is written while it computes.
-While the first byte of the file ``apart`` there is not 0, calls are of one step each: those of a
-run pass within one native call, which does not tell them apart.
+Python imports a module of this name from ``PYTHONPATH`` when it starts: the benchmark puts this
+folder there. In a worker, every call of its executor is recorded as eight float64 (``FIELDS``),
+with times of the performance counter, which all processes of a host share. They are written to a
+file in the folder that ``BENCH_STEP_CLOCK`` names when the worker ends, so that nothing is written
+while it computes. While the first byte of the file ``apart`` there is not 0, each call is one step:
+the steps of a run pass within one native call, whose parts cannot be timed separately.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 
 FIELDS = ("began", "ended", "steps", "run", "products", "attention", "rows", "sampling")
-"""When, how many steps, and seconds: in a native run, or in the parts of a step by itself."""
+"""Start and end, number of steps, and seconds: in a native run, or in the parts of a step that is a
+call by itself."""
 
 
 def install(folder: Path) -> None:
-    """Note what the executor of this process does from now on."""
+    """Record the calls of this process's executor from now on."""
     from pagemesh.kernels.native.library import bound_spinning
 
     bound_spinning()  # as a worker does, before torch
@@ -34,7 +35,7 @@ def install(folder: Path) -> None:
     with (folder / "apart").open("r+b") as file:
         apart = mmap.mmap(file.fileno(), 1)
     notes = array.array("d")
-    spent_us = phases()  # of the call at hand, as the next two
+    spent_us = phases()  # of the current call, as are the next two
     other_s = {"run": 0.0, "sampling": 0.0}
     run_on, step, run, draw = (
         ModelExecutor.run_on, DecoderStep.__call__, DecoderStep.run, sampler.draw,
