@@ -1,4 +1,5 @@
-"""The pager of the machines is stopped for a while, or hears nobody: that is nobody's silence."""
+"""The machines' pager is stopped for a while, or hears nobody: that counts as no worker's
+silence."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ STOPPED_MS = (50, 900, LIMITS.session_ttl_ms + 1_000, LIMITS.ticket_ttl_ms_max +
 
 
 class Absences(Mesh):
-    """Rules of what is no worker's doing."""
+    """Rules of absences that are no worker's fault."""
 
     @rule(stopped_ms=st.sampled_from(STOPPED_MS), more_ms=st.sampled_from([0, 0, 0, 2_300, -300]))
     def nobody_is_heard_for_a_while(self, stopped_ms: int, more_ms: int) -> None:
-        """All who were in time before still are. It may have begun earlier than the pager knew
-        (``more_ms``); or the last part of it was somebody's silence after all."""
+        """Sessions and tickets that had not expired before still have not. The absence may have
+        begun earlier than the pager knows (``more_ms`` above 0), or its last part may have been a
+        worker's silence after all (below 0)."""
         rig, books, before_ms = self.rig, self.rig.core.books, self.rig.now_ms
         heard = {
             one.incarnation
@@ -43,7 +45,7 @@ class Absences(Mesh):
                 assert owed_ms >= least_ms, "it had no time to let go"
 
     def owing_since_ms(self, session: Session) -> int:
-        """Since when it has had to let go of something, or to say what it holds."""
+        """Since when it has owed the pager an acknowledgement or a declaration."""
         books = self.rig.core.books
         revoked = [one for one in books.revoked.values() if one.incarnation == session.incarnation]
         owing_ms = [one.revoked_ms for one in revoked]

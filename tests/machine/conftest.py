@@ -1,4 +1,4 @@
-"""Machines that play many examples may take hours."""
+"""Machines that run many examples may take hours."""
 
 from __future__ import annotations
 

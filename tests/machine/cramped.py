@@ -1,7 +1,7 @@
-"""Small values of what makes rare paths of the pager rare: each example of the machines has others.
+"""Small values of the limits that make some paths of the pager rare; each example has others.
 
-Constants of its modules hold for an example where the core runs on its sources; what is compiled
-has them built in, and only its limits are small then.
+Constants of the pager's modules are patched for the time of an example if the core is interpreted.
+A compiled core has them built in, so only its limits are small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pagemesh.pager
 from pagemesh.pager.limits import PagerLimits
 
 Values = Mapping[str, Mapping[str, object]]
-"""By module of the pager, and by name there."""
+"""Values by module of the pager and name in it."""
 CONSTANTS: dict[str, Values] = {
     "evicts a page more": {"books": {"_SPARE_SHARE": 12}},
     "evicts three pages more": {"books": {"_SPARE_SHARE": 4}},
@@ -79,20 +79,20 @@ LIMITS_OF: dict[str, dict[str, int]] = {
 }
 _OF_ROOTS = {"has one root", "has two roots"}
 _MOST = frozenset(CONSTANTS.keys() - _OF_ROOTS - {"has few tenants", "has no tenants"})
-"""All that leave enough to be done; of two values of a constant the later one."""
+"""All constants that leave enough to be done; of two values for one, the later."""
 few_constants = st.one_of(
     st.sampled_from([frozenset(), _MOST]),
     st.frozensets(st.sampled_from(sorted(CONSTANTS.keys() - _OF_ROOTS)), max_size=6),
 )
-"""What an example has little of; there is a tree for each root."""
+"""The constants that are small in an example, without those that limit the number of roots."""
 cramps = st.tuples(
     few_constants, st.frozensets(st.sampled_from([*LIMITS_OF, *sorted(_OF_ROOTS)]), max_size=3)
 ).map(lambda parts: parts[0] | parts[1])
-"""The same, and limits that are low."""
+"""The same, and low limits."""
 
 
 class Cramped:
-    """Has little of ``names`` until it is ``over``."""
+    """Makes the values of ``names`` small until ``over`` is called."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = sorted(names)
@@ -107,11 +107,11 @@ class Cramped:
                     self._patch.setattr(there, what, value)
 
     def limits(self, usual: PagerLimits) -> PagerLimits:
-        """``usual``, or less."""
+        """``usual``, with the limits of ``names`` lowered."""
         for name in self._names:
             usual = replace(usual, **LIMITS_OF.get(name, {}))
         return usual
 
     def over(self) -> None:
-        """All is as it was."""
+        """Restore all values."""
         self._patch.undo()

@@ -1,4 +1,4 @@
-"""Pagers of the machines that die amid what they do: of what was decided some is done."""
+"""The machines' pagers die in the middle of a turn, with some of its commands performed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ EVENTS = ("admit", "extend", "commit", "release", "give up", "tick", "sweep")
 
 
 class Deaths(Declarers):
-    """Rules of pagers that do not finish a turn."""
+    """Rules of pagers that die before the end of a turn."""
 
     unheard: int = 0
-    """Attempts whose admission nobody answered; no two have the same number."""
+    """Number of attempts whose admission was never answered; each has another number."""
 
     @precondition(lambda self: self.has("held") and self.rig.epoch < RESTARTS_MAX)
     @rule(pick=picks, what=st.sampled_from(EVENTS), done=st.integers(0, 7))
     def pager_dies_amid(self, pick: int, what: str, done: int) -> None:
-        """``done`` of its commands are performed. What its worker was about to give back it gives
-        back to the next one."""
+        """The first ``done`` of its commands are performed. What the worker was about to release,
+        it releases to the next pager."""
         peer, view = self.view(pick)
         self.declare_rest(peer)
         if view.in_step or view.state != "held":
@@ -52,7 +52,7 @@ class Deaths(Declarers):
             self.ask(peer, owed)
 
     def pass_on_to_the_living(self) -> None:
-        """Nobody is there to answer what workers say to that."""
+        """Drop the notices: there is no pager to answer what workers would say to them."""
         self.rig.notices.clear()
 
     def event(self, peer: Peer, view: View, what: str) -> Event:

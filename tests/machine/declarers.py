@@ -1,4 +1,4 @@
-"""Workers of the machines that open sessions anew and declare what they hold, part by part."""
+"""The machines' workers reopen sessions and declare what they hold, part by part."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ part_counts = st.integers(1, 3)
 
 
 class Declarers(Mesh):
-    """Rules of declarations. Between two parts others have their turns, and what a worker gives
-    back meanwhile is in none of the later ones."""
+    """Rules of declarations. Other rules may run between two parts, and what a worker releases
+    meanwhile is in none of the later parts."""
 
     @rule(pick=picks, part_count=part_counts)
     def opens_again_and_declares(self, pick: int, part_count: int) -> None:

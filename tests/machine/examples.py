@@ -1,4 +1,4 @@
-"""How many examples a machine plays: with ``PAGEMESH_LONG=1`` 10,000, for an hour or more."""
+"""How many examples a machine runs: with ``PAGEMESH_LONG=1`` 10,000, for an hour or more."""
 
 from __future__ import annotations
 

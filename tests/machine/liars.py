@@ -1,4 +1,4 @@
-"""Messages that make no sense: each is refused by its type, and the ledger stays as it was."""
+"""Messages that make no sense: each is refused with the right code and changes nothing."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.tokens import pack
 
 NOBODY = 1 << 60
-"""No incarnation, and no lease that was ever granted."""
+"""Not an incarnation, nor a lease that was ever granted."""
 Lie = Callable[[dict[str, Any]], dict[str, Any]]
 LIES: dict[str, tuple[Lie, set[str]]] = {
     "unknown lease": (lambda own: {"lease": own["lease"] + NOBODY}, {"Gone"}),
     "foreign incarnation": (lambda own: {"incarnation": NOBODY}, {"Stale"}),
     "other sequence": (lambda own: {"key": key_of(999_999)}, {"Malformed"}),
 }
-"""What is changed in a message that would be right, and how that must be refused."""
+"""Changes to a valid message, and the codes with which it must then be refused."""
 _WHOLE = 1 << 16
-"""Tokens, more than any pool of these tests has slots."""
+"""More tokens than any pool of these tests has slots."""
 NEVER: list[tuple[dict[str, Any], str]] = [
     ({"reserve_tokens": _WHOLE}, "NoCapacity"),
     ({"tokens": pack([1] * _WHOLE), "reserve_tokens": _WHOLE}, "NoCapacity"),
@@ -52,14 +52,14 @@ NEVER: list[tuple[dict[str, Any], str]] = [
     ({"worker": "nobody"}, "Stale"),
     ({"order": order_of(999_998)}, "Malformed"),
 ]
-"""Admissions that are refused whatever the pager holds."""
+"""Changes to an admission that make it invalid in any state, and the code of the refusal."""
 
 
 class Liars(Mesh):
-    """Rules of workers that have it wrong."""
+    """Rules of workers that send invalid messages."""
 
     def must_refuse(self, message: Message, codes: set[str]) -> None:
-        """``message`` is refused in one of these ways, with a reason, and nothing has changed."""
+        """``message`` is refused with one of ``codes`` and a reason, and nothing changes."""
         before = self.rig.core.report()
         answer = self.rig.ask(message)
         assert isinstance(answer, Refused), (message, answer)
@@ -79,7 +79,7 @@ class Liars(Mesh):
         self.must_refuse(self.messages(own, view)[pick % 5], codes)
 
     def messages(self, own: dict[str, Any], view: View) -> list[Message]:
-        """What a holder may say about a lease; the last one lets go of it."""
+        """The messages of a holder about its lease; the last one releases it."""
         fill, pages = view.fill(), len(view.table)
         child = msgspec.structs.replace(view.key, choice=9_999)
         return [
@@ -93,8 +93,8 @@ class Liars(Mesh):
     @precondition(lambda self: self.has("lost") or self.has("offered"))
     @rule(pick=picks)
     def lease_is_not_held_any_more(self, pick: int) -> None:
-        """It was taken back, or is on its way to somebody else; not that it was given back, which
-        its holder may not have heard."""
+        """The lease was revoked or offered. A release is left out: the holder may not have heard
+        that it succeeded."""
         peer, view = self.view(pick, "lost" if self.has("lost") else "offered")
         lease = self.rig.core.books.leases.get(view.id)
         if lease is None or peer.has(view) or not self.is_open(peer):
@@ -139,7 +139,7 @@ class Liars(Mesh):
         assert isinstance(answer, Refused) and answer.code == code
         assert not self.waits(peer, view), "others wait behind what was refused"
 
-    # By its place: Hypothesis writes a rule down again and again, and one prompt is long.
+    # By index: Hypothesis records the arguments of rules many times, and one prompt is long.
     @rule(pick=picks, change=st.integers(0, len(NEVER) - 1))
     def admission_can_never_be(self, pick: int, change: int) -> None:
         peer = self.peer(pick)
@@ -160,19 +160,19 @@ class Liars(Mesh):
         return (peer.incarnation, view.key) in queued
 
     def is_open(self, peer: Peer) -> bool:
-        """Whether ``peer`` has a session with the pager of now."""
+        """Whether ``peer`` has a session with the current pager."""
         session = self.rig.core.books.sessions.get(peer.incarnation)
         return session is not None and session.is_open and peer.epoch == self.rig.epoch
 
     def stands(self, peer: Peer, view: View) -> bool:
-        """Whether the pager of now knows the lease as the holder does."""
+        """Whether the current pager also sees the lease as held by ``peer``."""
         lease = self.rig.core.books.leases.get(view.id)
         return self.is_open(peer) and lease is not None and lease.life.state is LeaseState.HELD
 
     @precondition(lambda self: self.has("offered"))
     @rule(pick=picks, to=picks)
     def handle_is_not_the_one_that_was_offered(self, pick: int, to: int) -> None:
-        """Nor is the ticket: whoever guesses either gets nothing."""
+        """A guessed handle or ticket is refused."""
         _, view = self.view(pick, "offered")
         peer, books = self.peer(to), self.rig.core.books
         if not self.is_open(peer):

@@ -1,5 +1,5 @@
-"""Workers of the machines whose leases were taken back: they let go, and ask again; those that wait
-and give it up; and gateways that lost sight of an attempt and have another one made."""
+"""The machines' workers acknowledge revoked leases and ask again, or give up waiting; and gateways
+that have lost track of an attempt start another one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pagemesh.wire.tokens import pack
 
 
 class Losers(Mesh):
-    """Rules of what becomes of a lease that is lost, and of sequences that nobody waits for."""
+    """Rules of lost leases, and of sequences that nobody waits for."""
 
     attempts: int = 0
-    """Beyond the first of each sequence; no two have the same number."""
+    """Number of attempts beyond the first of each sequence; each has another number."""
 
     @precondition(lambda self: self.has("lost"))
     @rule(pick=picks)
@@ -41,7 +41,7 @@ class Losers(Mesh):
     @precondition(lambda self: self.has("lost"))
     @rule(pick=picks)
     def releases_what_is_lost(self, pick: int) -> None:
-        """As whoever does not know that it was taken back."""
+        """As a worker does that has not heard of the revocation."""
         peer, view = self.view(pick, "lost")
         if view.in_step:
             return
@@ -63,7 +63,7 @@ class Losers(Mesh):
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks)
     def nobody_hears_the_answer(self, pick: int) -> None:
-        """The grant is its worker's, which does not know: it is in no declaration."""
+        """The worker holds a lease that it does not know of, so it is in no declaration."""
         peer, view = self.view(pick)
         if view.tokens:
             self.attempts += 1
@@ -85,7 +85,7 @@ class Losers(Mesh):
     @precondition(lambda self: self.those_that_wait_to_grow())
     @rule(pick=picks, asks=st.booleans())
     def grows_no_more(self, pick: int, asks: bool) -> None:
-        """What it has will do: it asks for just that, or says that it waits for nothing."""
+        """What it has is enough: it asks for just that, or says that it no longer waits."""
         views = self.those_that_wait_to_grow()
         peer, view = views[pick % len(views)]
         have, own = len(view.table), self.own(peer, view)
@@ -111,7 +111,7 @@ class Losers(Mesh):
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks, to=picks)
     def another_attempt_is_made(self, pick: int, to: int) -> None:
-        """The one before goes on beside it: nobody told its worker."""
+        """The earlier attempt continues beside it: its worker was not told."""
         _, view = self.view(pick)
         if view.tokens:
             self.attempts += 1
@@ -121,7 +121,7 @@ class Losers(Mesh):
     @precondition(lambda self: self.has("lost"))
     @rule(pick=picks)
     def asks_again_and_acknowledges(self, pick: int) -> None:
-        """As workers do, who ask at once; what a step still uses they let go of when it ends."""
+        """As workers do, which ask at once and acknowledge when no step uses the pages any more."""
         peer, view = self.view(pick, "lost")
         if view.tokens:
             self.ask_again(peer, view)
@@ -129,7 +129,7 @@ class Losers(Mesh):
             self.let_go(peer, view)
 
     def let_go(self, peer: Peer, view: View) -> None:
-        """Whoever waits for that sequence by now goes on waiting, or is served."""
+        """Acknowledge; if the sequence waits already, it keeps waiting or is served."""
         name = (peer.incarnation, view.key)
         waits = name in self.waiting()
         del peer.views[view.id]
@@ -147,7 +147,7 @@ class Losers(Mesh):
         return {waiter.name for waiter in waiters}
 
     def ask_again(self, peer: Peer, view: View) -> None:
-        """For all that it had, in its old place."""
+        """Ask for all that it had, in its old place in the order."""
         self.ask_for(peer, view, view.key, again=True)
 
     def ask_for(self, peer: Peer, view: View, key: SequenceKey, *, again: bool) -> None:

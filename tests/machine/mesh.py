@@ -1,4 +1,4 @@
-"""Some workers at one pager: messages go there, answers and notices come back."""
+"""Some workers and one pager, which exchange messages, answers and notices."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Mesh:
         self.peers: list[Peer] = []
         self.sent: list[tuple[Peer, Message]] = []
         self.declared_pages = 0
-        """Promised to leases of an earlier life of the pager when these were declared, and perhaps
-        given to others before that."""
+        """Pages promised to leases of an earlier life of the pager when these were declared. Others
+        may have got them before that."""
 
     def require_as_warm(self, before: dict[int, int], used: set[int]) -> None:
-        """All that was there is there, and over at the same time; what was in use, and may not be
-        any more, at some time."""
+        """All pages that were cached still are, and expire at the same time; pages in ``used``,
+        whose use may have ended, at any time."""
         now_ms, after = self.rig.now_ms, lives(self.rig)
         assert after.keys() == before.keys()
         for page, until_ms in before.items():
@@ -49,8 +49,8 @@ class Mesh:
     # Sending
 
     def ask(self, peer: Peer, message: Message) -> Message:
-        """Send as a worker does, and pass on what else the pager had to say. Who declares what it
-        holds asks for nothing else until that is answered."""
+        """Send as a worker does, and deliver the pager's notices. A worker that is declaring what
+        it holds asks for nothing else before that is answered."""
         if not isinstance(message, Declare | Heartbeat | Release):
             self.declare_rest(peer)
         self.sent = [*self.sent[-REPLAY_MAX:], (peer, message)]
@@ -82,7 +82,7 @@ class Mesh:
         raise AssertionError("notices without end")
 
     def own(self, peer: Peer, view: View) -> dict[str, Any]:
-        """What all messages about a lease say."""
+        """The fields that all messages about a lease have."""
         return {
             "key": view.key, "worker": peer.name, "incarnation": peer.incarnation, "lease": view.id,
         }  # fmt: skip
@@ -98,7 +98,7 @@ class Mesh:
         return any(view.state == state for peer in self.peers for view in peer.views.values())
 
     def heard(self, peer: Peer, message: Message, answer: Message) -> None:
-        """What a worker makes of an answer, be it the first or a repeat."""
+        """Handle an answer as a worker does, whether it is the first or a repeated one."""
         match answer:
             case Granted():
                 wish = peer.wishes.pop(answer.key, None)
@@ -143,7 +143,8 @@ class Mesh:
             peer.granted(child, wish)
 
     def taken_over(self, peer: Peer, handle: Handle, answer: Message, wish: Wish) -> None:
-        """What ``peer`` may write from now on is stale for all who have the ``handle``."""
+        """Take up a redeemed lease. The pages that ``peer`` may write from now on must be stale for
+        all others who have the ``handle``."""
         if not isinstance(answer, Granted):
             return
         pages, headers = table_of(answer.extents), self.rig.headers

@@ -1,4 +1,4 @@
-"""Operators at the pager of the machines: they look, pin, unpin and invalidate."""
+"""Operators of the machines' pager: they inspect, pin, unpin and invalidate."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ LABELS = (("model", "one"), ("model", "two"), ("tenant", "b"), ("tenant", "nobod
 
 
 class Operators(Mesh):
-    """Rules of those who ask at the pager's other door."""
+    """Rules of operators, who use the pager's other door."""
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig)
         self.taken_by_pins: set[int] = set()
-        """Pages that were idle when a pin took them, since promises were last kept in full."""
+        """Pages that were idle when a pin took them, since all promises could last be kept."""
         self.tenants = {root: {terms.tenant} for root, terms in zip(ROOTS, USUAL, strict=True)}
-        """Whose each root was so far."""
+        """The tenants that each root has had so far."""
 
     def somebody_looks(self) -> None:
-        """What is shown adds up, and looking changes nothing."""
+        """The figures shown add up, and looking changes nothing."""
         before = self.rig.core.report()
         stats = self.rig.ask(AskCacheStats())
         assert isinstance(stats, CacheStats)
@@ -74,7 +74,7 @@ class Operators(Mesh):
         self.somebody_looks()
 
     def pin(self, message: PinPrefix) -> Message:
-        """The answer to ``message``; what was idle until then is noted."""
+        """Send ``message``; records the idle pages that it pins."""
         self.forget_pins_before_promises()
         idle = self.idle_pages()
         answer = self.rig.ask(message)
@@ -93,7 +93,7 @@ class Operators(Mesh):
     @precondition(lambda self: self.rig.core.books.forest.trees)
     @rule(pick=picks, what=st.sampled_from(["root", "root", "idle"]))
     def somebody_invalidates(self, pick: int, what: str) -> None:
-        """Nothing that was computed under the root before is read by who is admitted later."""
+        """Sequences admitted later read nothing that was computed under the root before."""
         roots = sorted(self.rig.core.books.forest.trees)
         root = roots[pick % len(roots)]
         if what == "root":
@@ -103,8 +103,8 @@ class Operators(Mesh):
 
     @rule(label=st.sampled_from(LABELS))
     def somebody_invalidates_what_is_of(self, label: tuple[Any, str]) -> None:
-        """A model or a tenant: also what nobody knows to be another's, as after a restart, or what
-        only the disk has."""
+        """Invalidate a model or a tenant, including roots not known to be another's, such as after
+        a restart, and roots that only the disk has."""
         what, name = label
         books = self.rig.core.books
         before = {root: getattr(tree, what) for root, tree in books.forest.trees.items()}
@@ -116,7 +116,7 @@ class Operators(Mesh):
         self.invalidate(InvalidateCache(what=what, name=name), chosen)
 
     def invalidate(self, message: InvalidateCache, roots: set[bytes]) -> None:
-        """These ``roots`` are retired, and no others."""
+        """Send ``message``, which must retire exactly ``roots``."""
         for root in roots:
             self.memory.ages[root] = self.memory.ages.get(root, 0) + 1
         answer = self.rig.ask(message)
@@ -133,31 +133,32 @@ class Operators(Mesh):
 
     @invariant()
     def what_is_promised_is_at_hand(self) -> None:
-        """But for what copies have pinned, what was idle when a pin came after the promise, and
-        what somebody had been admitted to before the promise, of an earlier life, was declared."""
+        """Promised pages are free or idle, except those that copies have pinned, those that an
+        operator's pin took after the promise, and those that others were admitted to before the
+        promise, made in an earlier life, was declared."""
         self.forget_pins_before_promises()
         excused_pages = self.pages_that_pins_took() + self.declared_pages
         assert self.broken_pages() <= excused_pages, "somebody was admitted to what is promised"
 
     def forget_pins_before_promises(self) -> None:
-        """While all that is promised is at hand, nothing that was pinned so far is lacking; it is
-        no excuse for what is promised from now on. Nor is what was declared."""
+        """While all promises can be kept, no page pinned or declared so far is missing for one, so
+        none of them excuses a shortage from now on."""
         broken_pages = max(self.broken_pages(), 0)
         self.declared_pages = min(self.declared_pages, broken_pages)
         if not broken_pages:
             self.taken_by_pins.clear()
 
     def broken_pages(self) -> int:
-        """Pages that are promised and not there, nor taken by copies. What may be evicted once all
-        have declared what they hold is there."""
+        """How many promised pages are neither free, idle nor taken by copies. Pages that may be
+        evicted once all workers have declared count as idle."""
         books = self.rig.core.books
         copies = sum(len(pages) for lease in books.leases.values() for pages in lease.copies)
         promised = sum(lease.promised_pages for lease in books.leases.values())
         return promised - books.pool.free - books.pool.idle - copies
 
     def pages_that_pins_took(self) -> int:
-        """Pages that were promised, or anybody's, until an operator pinned them, that nobody uses
-        and that are still kept."""
+        """How many pages that were idle until an operator pinned them are still kept by pins alone,
+        unused by sequences."""
         books = self.rig.core.books
         kept = self.kept_nodes()
         self.taken_by_pins &= pages_of(kept)
@@ -166,17 +167,17 @@ class Operators(Mesh):
         return len(self.taken_by_pins & pages_of(kept - used))
 
     def idle_pages(self) -> set[int]:
-        """Pages that are cached and that nothing keeps."""
+        """Pages that are cached and not pinned."""
         trees = self.rig.core.books.forest.trees.values()
         return pages_of({node for tree in trees for node in tree.root.below() if not node.pins})
 
     def kept_nodes(self) -> set[Node]:
-        """Edges that operators keep."""
+        """The edges that operators have pinned."""
         pins = self.rig.core.books.pins.values()
         return {node for pin in pins for node in path_of(pin.anchor)}
 
     def unpins_all(self) -> None:
-        """The end of all pins."""
+        """Remove all pins."""
         self.rig.ask(UnpinPrefix(pin=None))
         self.pass_on()
 

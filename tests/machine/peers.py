@@ -1,7 +1,7 @@
-"""Workers as plain dictionaries, and a memory that remembers what was written where.
+"""Workers as plain dictionaries, and a memory that records what was written where.
 
-A slot holds the tokens that its K and V were computed from: the whole context up to it. So a
-page that is not what a worker believes shows at once, whatever the pager thinks of it.
+A slot holds the whole context that its K and V were computed from. So a page whose content is not
+what a worker expects shows at once, whatever the pager believes.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Context = tuple[object, ...]
 NOTHING = Fill(filled_tokens=0, first_token=0)
 WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
 MODELS = {"w0": "one", "w1": "one", "w2": "two"}
-"""By worker: what it computes with, for all that the pager knows."""
+"""The model of each worker, as the pager knows it."""
 
 
 class Memory:
-    """Slots of every page, and the rule that only a page's writer writes."""
+    """The slots of all pages; enforces that only a page's writer writes to it."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self.slots: dict[tuple[int, int], Context] = {}
         self.ages: dict[bytes, int] = {}
-        """By root: how often it was invalidated. What was computed before is of another age."""
+        """How often each root was invalidated: its age, which is part of what slots hold."""
 
     def write(self, table: list[int], position: int, context: Context, writer: int) -> None:
         page = table[position // PAGE_SIZE]
@@ -81,17 +81,17 @@ class View:
     epoch: int
     state: str = "held"  # held, offered, lost
     in_step: int = 0
-    """Slots that a running step is about to write."""
+    """Number of slots that a running step is about to write."""
     ticket: str = ""
     handle: Handle | None = None
     terms: CacheTerms = NO_TERMS
     reserved_pages: int = 0
-    """Of which those that it does not have are promised, until it is offered."""
+    """Pages reserved for it; those that it does not have yet are promised until it is offered."""
     age: int = 0
-    """Of its root, when it was admitted."""
+    """Age of its root when it was admitted."""
 
     def context(self, tokens: list[int]) -> Context:
-        """What the slot of the last of ``tokens`` is computed from."""
+        """The context that the slot of the last of ``tokens`` is computed from."""
         return (self.root, self.age, *tokens)
 
     @property
@@ -113,7 +113,7 @@ class View:
 
 @dataclass
 class Wish:
-    """An admission that was asked for and is not answered yet."""
+    """An admission that was requested and has not been answered yet."""
 
     order: Order
     root: bytes
@@ -121,14 +121,14 @@ class Wish:
     terms: CacheTerms = NO_TERMS
     reserved_pages: int = 0
     age: int | None = None
-    """Of its root, when it goes on with what somebody else computed."""
+    """Age of its root, if it continues what another worker computed."""
     message: Admit | None = None
-    """As it was asked for."""
+    """The request."""
 
 
 @dataclass
 class Peer:
-    """One worker incarnation that does what workers do, no more."""
+    """One worker incarnation that does exactly what workers do."""
 
     rig: Rig
     memory: Memory
@@ -140,7 +140,7 @@ class Peer:
     dead_leases: set[int] = field(default_factory=set)
     declare_count: int = 0
     undeclared: list[list[View]] = field(default_factory=list)
-    """What the parts are to name of a declaration that is being made."""
+    """The leases of the parts that are still to be sent of a declaration."""
     part_count: int = 0
 
     @property
@@ -151,7 +151,7 @@ class Peer:
         return [view for view in self.views.values() if view.state == "held"]
 
     def has(self, view: View) -> bool:
-        """Whether the pager says so."""
+        """Whether the pager, too, sees the lease as held by this worker."""
         lease = self.rig.core.books.leases.get(view.id)
         holds = lease is not None and lease.life.state is LeaseState.HELD
         return holds and lease is not None and lease.incarnation == self.incarnation
@@ -159,8 +159,8 @@ class Peer:
     # Sessions
 
     def open(self) -> None:
-        """A declaration that was begun is begun anew when it is next time for one. Where too many
-        are known already, it asks again another time."""
+        """Open a session. An unfinished declaration is dropped, to be made anew another time. If
+        the pager has too many sessions already, the worker asks again another time."""
         self.undeclared.clear()
         answer = self.rig.ask(
             OpenSession(
@@ -181,7 +181,8 @@ class Peer:
         self.epoch = answer.epoch
 
     def begin_declaring(self, part_count: int) -> None:
-        """Everything, in so many parts; not while a step uses what is lost."""
+        """Begin to declare everything in ``part_count`` parts, but not while a step uses a lost
+        lease."""
         self.undeclared.clear()
         if any(view.state == "lost" and view.in_step for view in self.views.values()):
             return
@@ -190,7 +191,7 @@ class Peer:
         self.undeclared = [views[part::part_count] for part in range(part_count)]
 
     def next_part(self) -> Declare:
-        """Without what was given back since the first."""
+        """The next part, without leases that have been released since the first."""
         part, views = self.part_count - len(self.undeclared), self.undeclared.pop(0)
         there = [view for view in views if self.views.get(view.id) is view]
         return Declare(
@@ -200,8 +201,8 @@ class Peer:
         )  # fmt: skip
 
     def declared(self, answer: Message) -> None:
-        """What the pager made of a part."""
-        if isinstance(answer, Refused):  # it is another pager, or counts us as silent
+        """Handle the pager's answer to a part."""
+        if isinstance(answer, Refused):  # the pager is another one, or counts us as silent
             self.undeclared.clear()
         elif isinstance(answer, Declared):
             for lease in answer.lost:
@@ -216,10 +217,10 @@ class Peer:
             terms=view.terms, promised_pages=view.promised_pages,
         )  # fmt: skip
 
-    # What the pager says
+    # Messages of the pager
 
     def granted(self, answer: Granted, wish: Wish, filled: int | None = None) -> View | None:
-        """Take a grant up; one that we do not want (any more) is given back."""
+        """Take up a grant. One that is known, or that we no longer want, is ignored."""
         if answer.lease in self.dead_leases or answer.lease in self.views:
             return None
         table = table_of(answer.extents)
@@ -235,7 +236,7 @@ class Peer:
         return view
 
     def give_back(self, granted: Granted) -> None:
-        """Release a lease that nothing of ours uses."""
+        """Release a lease that we do not use."""
         self.dead_leases.add(granted.lease)
         self.rig.ask(
             Release(
@@ -283,7 +284,7 @@ class Peer:
                 raise AssertionError(f"a worker was sent {message}")
 
     def lose(self, view: View) -> None:
-        """The lease is not ours any more; acknowledged once no step of ours uses it."""
+        """The lease is lost; it is acknowledged once no step of ours uses it."""
         if view.state == "offered":
             del self.views[view.id]
         else:
@@ -298,12 +299,13 @@ class Peer:
         return int(self.rig.words[view.granted.lease_slot]) == view.id
 
     def begin_step(self, view: View, count: int) -> None:
-        """A step will write ``count`` slots, if the word stands and there is room."""
+        """Begin a step that will write ``count`` slots, if the lease word is intact and there is
+        room."""
         room = len(view.table) * PAGE_SIZE - view.filled
         view.in_step = min(count, room) if self.word_stands(view) else 0
 
     def end_step(self, view: View, token: int) -> None:
-        """Write; count it only if the word still stands."""
+        """Write the slots; count them only if the lease word is still intact."""
         count, view.in_step = view.in_step, 0
         stands, tokens = self.word_stands(view), list(view.tokens)
         for position in range(view.filled, view.filled + count):
@@ -318,7 +320,7 @@ class Peer:
             self.lose(view)
 
     def check_view(self, view: View) -> None:
-        """Every filled slot is what it was computed from."""
+        """Every filled slot holds the context that it should have been computed from."""
         for position in range(view.filled):
             found = self.memory.read(view.table, position)
             wanted = view.context(view.tokens[: position + 1])

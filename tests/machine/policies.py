@@ -1,4 +1,4 @@
-"""Which policies the machines evict with: one an example, the default more often than others."""
+"""The eviction policies of the machines: one per example, the default more often than others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from pagemesh.pager.tree.node import Node
 
 
 class PuttingOff:
-    """The default. ``core.check`` looks at it after each event, and then it works out what it put
-    off; looked at by way of this it does not, so that whole sequences of events are put off."""
+    """The default policy, which defers work until it is asked for candidates. ``core.check``
+    iterates over it after each event, which would end that; iterating over this wrapper does not,
+    so that work stays deferred over whole sequences of events."""
 
     def __init__(self, page_count: int) -> None:
         self._policy = Learned(page_count)
@@ -32,14 +33,14 @@ class PuttingOff:
         last = dict(zip(heard[::3], heard[2::3], strict=True))
         queued = [node for level in self._policy._levels for node in level.nodes()]
         for node in dict.fromkeys([*queued, *last]):
-            is_idle = last.get(node, True)  # what it heard of a use is 0
+            is_idle = last.get(node, True)  # 0 if the last thing it heard of was a use
             if is_idle and not node.children and not node.pins:
                 yield node
 
 
 class LearningQuickly(PuttingOff):
-    """It looks at what it saw whenever it is asked, rather than each time some hundred pages have
-    become idle, which are more than an example has."""
+    """Learns whenever it is asked, instead of each time that some hundred pages have become idle,
+    which are more than an example has."""
 
     def __init__(self, page_count: int) -> None:
         super().__init__(page_count)
@@ -53,22 +54,22 @@ EVICTIONS: dict[str, Callable[[int], EvictionPolicy]] = {
 }
 _OFTEN = ["learned", "learned-quickly"] * 2
 evictions = st.sampled_from(["lru", "s3-fifo", *_OFTEN, "lfu", "priority", "cost"])
-"""The plainest first: examples are made shorter with it if they can."""
+"""The simplest first: Hypothesis shrinks examples towards it."""
 
 
 class Evicting(Rig):
-    """A rig whose pager evicts as ``evict_by`` said, and in all its lives. After each event what
-    policies noted is looked at, and what tenants use."""
+    """A rig whose pager evicts by the policy given to ``evict_by``, in all its lives. After each
+    event, the records of policies and the usage of tenants are checked."""
 
     _eviction = "lru"
     is_constant = True
-    """Whose the roots are does not change."""
+    """Whether roots never change their tenant."""
 
     def new_policy(self, page_count: int) -> EvictionPolicy:
         return EVICTIONS[self._eviction](page_count)
 
     def evict_by(self, eviction: str) -> None:
-        """Before anything else is done: the pager that is there knows nothing."""
+        """Set the policy. Must come first, since it replaces the pager by an empty one."""
         self._eviction = eviction
         self.words = np.zeros(self.limits.lease_count_max, np.uint64)
         self.core = self._new_core()
@@ -85,7 +86,7 @@ class Evicting(Rig):
 
 
 def check_policies(core: PagerCore) -> None:
-    """Each policy has noted what is so of the trees of its account."""
+    """The records of each policy agree with the trees of its account."""
     forest, accounts = core.books.forest, core.books.accounts
     trees = [*forest.trees.values(), *forest.retired.values()]
     for account in accounts:

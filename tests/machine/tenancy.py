@@ -1,4 +1,4 @@
-"""What the tenants of the machines use of the pool, looked at after each event."""
+"""Checks after each event what the machines' tenants use of the pool."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pagemesh.pager.tree.node import Node
 
 
 class Tenancy:
-    """Nobody is granted more than its quota has left. Beyond it are only pages computed a second
-    time, beside those that are cached; what was declared after others had been admitted; and what
-    was in use already when the quota was made smaller, or when a tree came to the tenant."""
+    """No tenant is granted more than is left of its quota. It may exceed the quota only by copies
+    of pages that are cached as well; by leases declared after others had been admitted; and by
+    pages that were in use already when the quota was lowered, or when a tree came to the tenant."""
 
     def __init__(self) -> None:
         self._used: dict[Node, int] = {}
         self._tenants: dict[Node, str] = {}
-        """By the root of the tree: as of the event before."""
+        """Tenants by root of their tree, as of the event before."""
         self._leases: set[int] = set()
         self._quotas: dict[str, int] = {}
-        """The largest that each tenant has had."""
+        """The largest quota that each tenant has had."""
 
     def check(self, books: Books, *, is_constant: bool) -> None:
-        """Raise ``AssertionError`` if the last event has given somebody too much. ``is_constant``:
-        whose trees are has never changed, but by what was declared."""
+        """Raises ``AssertionError`` if the last event has given a tenant too much.
+        ``is_constant``: trees have never changed their tenant, except by declarations."""
         used = _used_pages(books)
         tenants = {tree: tree.account.tenant for tree in used}
         fresh = [one for name, one in books.leases.items() if name not in self._leases]
@@ -38,7 +38,7 @@ class Tenancy:
             before = sum(self._used.get(tree, 0) for tree in own) + declared[tenant]
             now = sum(used[tree] for tree in own)
             largest = self._quotas[tenant] = max(self._quotas.get(tenant, 0), account.quota_pages)
-            # Otherwise who was admitted first may have come with a larger one than the next.
+            # Otherwise the first sequence admitted may have had a larger quota than the next.
             quota = account.quota_pages if is_constant else largest
             is_within = now <= max(quota, before) or tenant in came
             assert is_within, f"{now} pages are used of {quota}, {before} before"
@@ -50,7 +50,7 @@ class Tenancy:
 
 
 def _declared_pages(books: Books, fresh: list[Lease]) -> Counter[str]:
-    """By tenant: of leases of an earlier life that were taken up just now."""
+    """Pages, by tenant, of leases from an earlier life that have just been taken up."""
     pages: Counter[str] = Counter()
     for lease in fresh:
         if lease.id <= books.facts.first_sequence:
@@ -59,7 +59,7 @@ def _declared_pages(books: Books, fresh: list[Lease]) -> Counter[str]:
 
 
 def _used_pages(books: Books) -> dict[Node, int]:
-    """By the root of each tree: what is in use, without what was computed a second time."""
+    """Pages in use by root of each tree, without copies of cached pages."""
     trees = [*books.forest.trees.values(), *books.forest.retired.values()]
     roots = [tree.root for tree in trees]
     used = {root: sum(len(node.pages) for node in root.below() if node.pins) for root in roots}

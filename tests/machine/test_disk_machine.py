@@ -1,10 +1,10 @@
-"""The machine of ``test_pager_machine`` with a disk tier: what is evicted is written when the disk
-comes to it, and what is read comes when it comes, damaged now and then, or never again.
+"""The machine of ``test_pager_machine`` with a disk tier: evicted pages are written some time
+later, and reads arrive some time later, sometimes damaged, or never.
 
-A page that comes back must hold the context that it is said to be of, like any other.
+A page that comes back must hold the context it stands for, like any other.
 
-Of a pool on a device it is a worker that fills pages, in whose name they are held; one that stands
-still may do so long after the pager that asked has died.
+In a pool on a device, a worker fills the pages, which are held in its name; a frozen one may do so
+long after the pager that asked it has died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every event that the pager core handles is sent by a rule of the machines.
+"""The rules of the machines send every event that the pager core handles.
 
-Each rule that is played here sends some; what the core has learned since and no rule sends is named
-when this fails: it wants a rule, and a line here.
+Each rule played here sends some of them. If this fails, it names the events that the core handles
+and no rule sends: add a rule, and a line here.
 """
 
 from __future__ import annotations

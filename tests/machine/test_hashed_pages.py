@@ -1,7 +1,8 @@
-"""A second index beside the prefix tree: pages found by a hash over all that comes before them.
+"""A second index beside the prefix tree: it finds pages by a hash over everything before them.
 
-It is a plain dictionary without edges, cuts, pins or order, told of the same commits, forks and
-evictions. Whatever is done, both know the same pages and find the same for every prompt.
+It is a plain dictionary without edges, splits, pins or order, and is told of the same commits,
+forks and evictions. At any time, both must know the same pages and find the same ones for every
+prompt.
 
 ``PAGEMESH_LONG=1`` runs 10,000 examples of 50 steps.
 """

@@ -1,7 +1,7 @@
-"""The thread of a worker that moves pages of a device when a pager asks.
+"""The thread of a worker that moves pages of a device when a pager asks it to.
 
-It does one thing after the other, stands still and ends with its worker, and goes on when the pager
-that asked is dead.
+It does one job after the other, freezes and ends with its worker, and continues even if the pager
+that asked has died.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from tests.sim.world import Process
 
 _KEPT_MAX = 2
 Job = Iterator[float]
-"""Yields how long each part of it takes; what it does is done in between."""
+"""Yields the duration of each of its parts, and does its work in between."""
 Done = Callable[[bool], None]
 
 
 @dataclass(slots=True)
 class Device:
-    """Of one host. ``dice`` are its own, so that hosts without one are what they always were."""
+    """The device of one host. It has ``dice`` of its own, so that the runs of hosts without a
+    device did not change."""
 
     dice: Random
     refuses: float = 0.0
-    """Share of moves that it fails in, before or after they are done."""
+    """Share of moves that fail, before or after they are done."""
     stalls: float = 0.0
-    """Share of pages that take long to move."""
+    """Share of pages that are slow to move."""
     on_move: Callable[[Process, bool], None] | None = None
-    """Hears of each worker that is asked to move pages, and whether into the pool."""
+    """Called with each worker that is asked to move pages, and whether into the pool."""
 
     def page_ms(self) -> float:
-        """What moving a page takes."""
+        """How long moving a page takes, in ms."""
         return self.dice.expovariate(1 / 600 if self.dice.random() < self.stalls else 0.5)
 
 
 class Box:
-    """In one life of a worker, which is ``process``."""
+    """The thread in one life of the worker ``process``."""
 
     def __init__(self, process: Process, device: Device) -> None:
         self._process, self._device = process, device
@@ -49,7 +50,7 @@ class Box:
         return pool in self._pools
 
     def take(self, pool: int) -> Job:
-        """Have the memory of a pool: after what was asked before."""
+        """A job that takes over the memory of a pool."""
         yield self._device.dice.random()
         if pool not in self._pools:
             self._pools = [*self._pools, pool][-_KEPT_MAX:]
@@ -68,13 +69,13 @@ class Box:
     def ask_to_move(
         self, pool: int, parts: Sequence[Callable[[], None]], done: Done, *, is_filling: bool
     ) -> None:
-        """Have ``parts`` done, a page each; ``done`` hears whether all went well."""
+        """Queue a move of ``parts``, one page each; ``done`` is told whether it succeeded."""
         if self._device.on_move is not None:
             self._device.on_move(self._process, is_filling)
         self.ask(self._move(pool, parts, done))
 
     def ask(self, job: Job) -> None:
-        """Have ``job`` done after what was asked before."""
+        """Queue ``job`` after those asked for before."""
         self._jobs.append(job)
         if not self._is_busy:
             self._is_busy = True

@@ -1,4 +1,4 @@
-"""Bugs that can be planted, to see that the simulator finds them."""
+"""Bugs that can be planted, to check that the simulator finds them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bugs:
-    """All off in a true run."""
+    """All off in a normal run."""
 
     skip_second_fence: bool = False
     free_before_ack: bool = False
     sequence_goes_back: bool = False
     take_late: bool = False
-    """A page is written to disk as it is when the disk comes to it."""
+    """A page is copied only when the disk comes to write it."""
     trust_disk: bool = False
-    """What is read from disk is believed unseen."""
+    """Pages read from disk are not verified."""
     keep_retired: bool = False
-    """What is on disk of a root that was invalidated is found still."""
+    """Pages of an invalidated root are still found on disk."""
     keep_root_lines: bool = False
-    """What was invalidated is live in the root table still."""
+    """Invalidated roots remain live in the root table."""
     take_up_invalidated: bool = False
-    """A lease of before a restart is taken up though its root was invalidated since."""
+    """A lease from before a restart is taken up although its root has been invalidated since."""
     give_named_lines: bool = False
-    """A line of the root table is given to another root though pages of before a restart name it,
-    of leases that nobody has declared yet."""
+    """A line of the root table is reused for another root although pages from before a restart
+    still refer to it, namely those of leases that have not been declared yet."""
     free_limbo: bool = False
-    """What a dying pager tore is free when all have declared, though a lost lease may have it."""
+    """Pages whose headers a dying pager tore are freed once all workers have declared, although a
+    lost lease may have them."""
     believe_any_asker: bool = False
-    """Whoever a gateway asked as, and whatever life of the pager, the answer is believed."""
+    """A worker accepts any grant that a gateway asked for in its name, whichever lives of worker
+    and pager it was asked of."""
     take_any_weights: bool = False
-    """A worker takes what was meant for one of its name with other weights."""
+    """A worker accepts requests meant for a worker of the same name with other weights."""
     give_up_filling: bool = False
-    """Pages of a device are given back though a worker may be filling them."""
+    """Pages of a device are freed although a worker may still be filling them."""
     forget_movers: bool = False
-    """A new pager does not ask a worker whether it is done with what the last one asked it for."""
+    """A new pager does not check that workers are done with what the last pager asked them."""
 
 
 NONE = Bugs()

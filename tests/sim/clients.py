@@ -1,4 +1,4 @@
-"""Who asks what in a run, and when."""
+"""The clients of a run: which requests are sent, and when."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.work_messages import Beams, Sampling
 
 STORM_MS = 4_000.0
-"""How long things go wrong; most of what is asked is asked in that time."""
+"""How long faults are injected; most requests are sent in that time."""
 PATIENCE_MS = 20_000
 
 
 class Clients:
-    """Who asks what: shared prefixes, crowds, chats that go on, several choices, quitters."""
+    """Makes requests: shared prefixes, crowds, conversations, several choices, clients that
+    leave."""
 
     def __init__(self, world: World, mesh: Mesh) -> None:
         self._world = world
@@ -47,26 +48,26 @@ class Clients:
         return self._roots
 
     def asked(self, dice: Random) -> tuple[bytes, tuple[int, ...]]:
-        """Something that was asked, or may be."""
+        """Root and prompt of an earlier request, or of one that is likely to come."""
         if asks := [client.ask for client in self.all]:
             ask = dice.choice(asks)
             return ask.root, ask.prompt
         return self._roots[0], self._prefixes[0]
 
     def ask_again(self, dice: Random, root: bytes, delay_ms: float) -> None:
-        """Somebody asks what was answered lately under ``root``, if anything was."""
+        """Repeat one of the last requests answered under ``root``, if any."""
         done = [client for client in self.all if client.ended_choices]
         asks = [client.ask for client in done if client.ask.root == root]
         if asks:
             self._ask_at(delay_ms, root, dice.choice(asks[-3:]).prompt, 0)
 
     def fresh(self, dice: Random) -> tuple[bytes, tuple[int, ...]]:
-        """Something short that nobody has asked before."""
+        """Root and prompt of a short new request."""
         prompt = tuple(dice.randrange(model.VOCAB_TOKENS) for _ in range(dice.randrange(3, 14)))
         return dice.choice(self._roots), prompt
 
     def ask(self, root: bytes, prompt: tuple[int, ...], delay_ms: float) -> None:
-        """Somebody asks that in a while."""
+        """Send such a request after ``delay_ms``."""
         self._ask_at(delay_ms, root, prompt, 0)
 
     def begin(self) -> None:
@@ -81,7 +82,8 @@ class Clients:
             self._crowd()
 
     def _crowd(self) -> None:
-        """Many ask the same, or almost, at once: most of them can wait for one to compute it."""
+        """Many almost equal requests at once: most of them can wait for one to compute the
+        prefix."""
         dice = self._world.random
         root, prompt = dice.choice(self._roots), self._words(dice.randrange(8, 50))
         start_ms = dice.random() * STORM_MS * 0.8
@@ -111,7 +113,7 @@ class Clients:
         self._world.at(delay_ms, due)
 
     def _next_turn(self, ask: Ask, turns: int) -> None:
-        """The same chat goes on with the answer, if it came soon enough."""
+        """Continue the conversation with its answer, if that comes in time."""
         self._pending += 1
 
         def due() -> None:
@@ -149,14 +151,14 @@ class Clients:
         )
 
     def _terms(self, root: bytes) -> CacheTerms:
-        """In some worlds much is cached for a short time only; the second tenant has a quota,
-        which holds little more than one of its sequences."""
+        """In some worlds, much is cached for a short time only. The second tenant has a quota that
+        holds little more than one of its sequences."""
         quota_pages = self._quota_pages if root != self._roots[0] else 0
         ttl_s = self._terms_dice.choice(self._ttls_s)
         return CacheTerms(tenant=tenant_of(root), pages_max=quota_pages, ttl_s=ttl_s)
 
     def _beams(self, prompt: tuple[int, ...]) -> Beams | None:
-        """A search, now and then, that fits even a tiny pool."""
+        """Now and then a beam search, small enough for a tiny pool."""
         dice = self._beams_dice
         if dice.random() > 0.12 or len(prompt) > 50:
             return None

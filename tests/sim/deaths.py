@@ -1,7 +1,7 @@
-"""One death, or one long sleep, at one message: every kind of message that processes take up, right
-before and right after it, for every process of a mesh.
+"""One death, or one long sleep, at one message: for every kind of message that processes handle,
+right before and right after it, and for every process of a mesh.
 
-``python -m tests.sim.deaths`` tries them all, with so many seeds each.
+``python -m tests.sim.deaths`` tries them all, each with ``--seeds`` seeds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KINDS = (
     "Withdraw", "CancelTicket", "Revoke", "AckRevoke", "Resend", "Abort",
     "OpenSession", "SessionOpened", "Declare", "Declared", "Heartbeat", "Queued",
 )  # fmt: skip
-"""What the two roles, the pager and a gateway say to each other from a request's first message to
-its last, and when one of them was away."""
+"""The messages between workers of both roles, the pager and a gateway, from a request's first to
+its last, and those after one of them was away."""
 Victim = Literal["prefill", "decode", "pager", "gateway"]
 VICTIMS: tuple[Victim, ...] = ("prefill", "decode", "pager", "gateway")
 ASLEEP_MS = 1.4 * PAGER_LIMITS.session_ttl_ms
@@ -43,13 +43,13 @@ _AT_MS_MAX = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """When the ``count``-th message of that kind is taken up."""
+    """The death of ``victim`` when the ``count``-th message of ``kind`` is handled."""
 
     kind: str
     after: bool
     victim: Victim
     sleeps: bool
-    """It does not die, but stands still for ``ASLEEP_MS``."""
+    """The victim does not die, but freezes for ``ASLEEP_MS``."""
     count: int = 1
 
     def __str__(self) -> str:
@@ -68,11 +68,11 @@ PROVOKED = {
     "Declare": Death("Offered", True, "pager", sleeps=False),
     "Declared": Death("Offered", True, "pager", sleeps=False),
 }
-"""What makes somebody send what is never sent while all is well."""
+"""Deaths that cause messages which are never sent otherwise."""
 
 
 def all_deaths(count: int = 1) -> Iterator[Death]:
-    """Every one of ``count``-th messages."""
+    """All deaths at the ``count``-th message of each kind."""
     for kind, after, victim, sleeps in itertools.product(
         KINDS, (False, True), VICTIMS, (False, True)
     ):
@@ -80,7 +80,7 @@ def all_deaths(count: int = 1) -> Iterator[Death]:
 
 
 class Reaper:
-    """Waits for its moment."""
+    """Watches the messages, and kills when the one of a death is handled."""
 
     def __init__(self, world: World, mesh: Mesh, deaths: list[Death]) -> None:
         self._world, self._mesh = world, mesh
@@ -106,7 +106,7 @@ class Reaper:
             self._strike(death)
         else:
             self._strike(death)
-            process.at(0.0, act)  # if it lives, and when it is awake
+            process.at(0.0, act)  # if it lives, once it is awake
 
     def _strike(self, death: Death) -> None:
         mesh = self._mesh
@@ -126,7 +126,8 @@ class Reaper:
 def play_death(
     death: Death, seed: int, bugs: Bugs = NONE, world: World | None = None
 ) -> Outcome | None:
-    """None: there was no such message. Raises ``AssertionError`` when an invariant breaks."""
+    """Play one death. None: there was no such message. Raises ``AssertionError`` when an invariant
+    breaks."""
     world = world or World(seed)
     dice = world.random
     is_tight = death.kind in ("Revoke", "AckRevoke", "Queued") or dice.random() < 0.3
@@ -144,7 +145,7 @@ def play_death(
     for number in range(5):
         root, own = clients.fresh(dice)
         at_ms = 250.0 + (40.0 if is_tight else _AT_MS_MAX) * dice.random()
-        for again_ms in (0.0, _CALM_MS):  # those who come later read what was left
+        for again_ms in (0.0, _CALM_MS):  # later requests read what was left
             clients.ask(root, stem + own if number % 2 else own, at_ms + again_ms)
     outcome = play_out(world, mesh, clients, _CALM_MS + _AT_MS_MAX)
     return outcome if reaper.done else None
@@ -153,8 +154,8 @@ def play_death(
 def meet(
     death: Death, *, seeds: int, start: int = 0, trace_lines: int = 60
 ) -> Outcome | Breakage | None:
-    """What came of ``death`` with the first of so many seeds in which there is such a message;
-    None: there is none."""
+    """The result of ``death`` with the first of ``seeds`` seeds that has such a message; None if
+    none has."""
     for seed in range(start, start + seeds):
         world = World(seed)
         try:

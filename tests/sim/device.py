@@ -1,4 +1,4 @@
-"""What one life of a pager does to have pages of a device moved: workers do it (``box``)."""
+"""How one life of a pager has pages of a device moved: by workers (``box``)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pagemesh.pager.tiers.tier_events import (
 
 PLACE = "device"
 OUT_MS, HAND_MS = 60.0, 200.0
-"""How long a pager waits for pages that are copied out, and for anything else."""
+"""How long a pager waits for pages to be copied out, and for a worker to take the memory over."""
 _LOOK_MS = 20.0
 _REST_MS = 400.0
 _ROWS_MAX = 3
-"""Pages that are moved at once."""
+"""Pages that are moved with one request."""
 Row = tuple[int, list[int], int]
-"""A page, what it is to hold, and in which growth of its root that was computed."""
+"""A page, its contents, and the growth of its root in which they were computed."""
 
 
 class DeviceHands:
-    """Of one life of ``pager``."""
+    """The moves of one life of ``pager``."""
 
     def __init__(
         self, pager: Process, host: Host, memory: PoolMemory, device: Device, bugs: Bugs
@@ -47,25 +47,25 @@ class DeviceHands:
         self._resting: dict[int, float] = {}
 
     def told_us(self) -> int:
-        """How long fetching is said to have taken: mostly so short that it is worth it."""
+        """The reported duration of a fetch: mostly short enough to be worth it."""
         return self._dice.choice([1, 1, 1, 5_000])
 
     def hand_over(self, incarnation: int, done: Done) -> None:
-        """See that the worker has the memory, and is done with what it was asked before."""
+        """Make sure that the worker has the pool's memory, and is done with earlier requests."""
         answered = self._once(HAND_MS, done)
         box = self._host.box(incarnation)
         if box is not None:
             box.ask(_then(box.take(self._memory.incarnation), partial(answered, True)))
 
     def copy_out(self, pages: Sequence[int], done: Callable[[list[Row] | None], None]) -> None:
-        """What ``pages`` hold, copied by any worker; None: nobody copies them."""
+        """Have any worker copy ``pages`` out; ``done`` gets their contents, None if none could."""
         now = self._pager.world.now
         holders = [one for one in self._memory.holders if self._resting.get(one, 0.0) <= now]
         self._copy_out(pages, [one for one in holders if self._host.living(one)], done)
 
     def fill(self, rows: Sequence[Row], mover: int, done: Callable[[int], None]) -> None:
-        """Have the worker write ``rows``, and say how many of the first are there when it is at
-        work on none of them any more."""
+        """Have the worker ``mover`` write ``rows``. Once it no longer works on any, ``done`` gets
+        the number of leading rows that were written."""
         self._fill(rows, 0, mover, done)
 
     # Out
@@ -130,7 +130,7 @@ class DeviceHands:
             box.ask_to_move(pool, parts, self._heard(over), is_filling=True)
 
         def watch() -> None:
-            """It is at work no more when it has ended."""
+            """A worker that has ended no longer works on the rows."""
             if self._host.living(mover) is None or self._bugs.give_up_filling:
                 over(False)
             elif not is_over:
@@ -141,7 +141,7 @@ class DeviceHands:
     # Answers
 
     def _heard(self, done: Done) -> Done:
-        """What a worker says, as it comes to this life of the pager."""
+        """Deliver a worker's answer to this life of the pager only."""
         life, pager = self._pager.life, self._pager
 
         def heard(went_well: bool) -> None:
@@ -151,7 +151,7 @@ class DeviceHands:
         return heard
 
     def _once(self, limit_ms: float, done: Done) -> Done:
-        """The same, once; False after ``limit_ms``."""
+        """Call ``done`` once: with the answer, or with False after ``limit_ms``."""
         is_over = False
 
         def once(went_well: bool) -> None:
@@ -170,7 +170,7 @@ def _then(job: Job, act: Callable[[], None]) -> Job:
 
 
 class DeviceDiskHands(DiskHands):
-    """The disk's threads where pages are on a device: each load has a thread of its own."""
+    """The disk's threads for pages on a device: each load has a thread of its own."""
 
     def __init__(
         self, hands: DeviceHands, process: Process, memory: PoolMemory, host: Host, bugs: Bugs,
@@ -181,7 +181,7 @@ class DeviceDiskHands(DiskHands):
         self._hands = hands
 
     def take(self, command: StorePages, done: Callable[[], None]) -> None:
-        """Have the bytes copied, and say when that is over: nothing else is done before."""
+        """Have the bytes copied; the pager does nothing else until ``done`` is called."""
 
         def copied(rows: list[Row] | None) -> None:
             if rows is not None:

@@ -1,7 +1,7 @@
-"""A simulated disk: what is on it outlives every process, and it can be slow, full or damaged.
+"""A simulated disk: its contents outlive every process, and it can be slow, full or damaged.
 
-``DiskHands`` is what a pager's threads are: one writes, one reads, each in the order it was told,
-and what they are at when the pager dies is left half done.
+``DiskHands`` stands for a pager's threads: one writes and one reads, each in order, and what they
+are doing when the pager dies is left half done.
 """
 
 from __future__ import annotations
@@ -49,51 +49,51 @@ _CHAIN_KEY = b"chains" * 5
 
 @dataclass(slots=True)
 class Line:
-    """What is whole in a slot."""
+    """The record in a slot that has been written completely."""
 
     root: bytes
     tokens: bytes
-    """Of the whole prefix, packed."""
+    """Tokens of the whole prefix, packed."""
     chain: int
     before: int
-    """The chain key of the page before."""
+    """Chain key of the page before."""
     values: list[int]
     growth: int
-    """In which growth of its root it was computed."""
+    """The growth of its root in which it was computed."""
     damaged: bool = False
-    """Its checksum is not that of its values."""
+    """Its checksum does not match its values."""
 
 
 @dataclass(slots=True)
 class DiskMemory:
-    """``dice`` are its own, so that meshes without a disk are what they always were."""
+    """The disk itself. It has ``dice`` of its own, so that runs without a disk did not change."""
 
     slot_count: int
     dice: random.Random
     lines: dict[int, Line] = field(default_factory=dict)
     slowness: float = 1.0
     refuses: bool = False
-    """Nothing can be written any more."""
+    """Writes fail."""
     retired: dict[int, RetiredRoots] = field(default_factory=dict)
-    """What is kept, beside the pool if need be, to be forgotten here: by the number with which
-    this life of the pager said so, and 0 for those before."""
+    """The stored roots to forget (in production beside the pool if need be), by the number of the
+    request in this life of the pager; 0 for those of earlier lives."""
     killed_count: int = 0
 
     def damage(self) -> None:
-        """Flip something in some of what is there."""
+        """Flip a bit in some of the records."""
         for line in self.lines.values():
             if self.dice.random() < 0.7:
                 line.values = [value ^ 1 for value in line.values]
                 line.damaged = True
 
     def kill(self) -> None:
-        """Nothing that is there now, or on its way, may be found again."""
+        """From now on, nothing that is on the disk or on its way there may be found."""
         self.killed_count += 1
         for line in self.lines.values():
             line.growth = DEAD
 
     def all_retired(self) -> RetiredRoots:
-        """What is to be forgotten; from now on it is of before."""
+        """All roots to forget; from now on they count as those of earlier lives."""
         self.retired = {0: reduce(or_, self.retired.values(), RetiredRoots())}
         return self.retired[0]
 
@@ -111,7 +111,7 @@ class DiskMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What is to be written, as it was when that was said."""
+    """A command to write, with the contents of the pages when it was given."""
 
     command: StorePages
     values: list[list[int]]
@@ -120,8 +120,8 @@ class _Taken:
 
 
 class DiskHands:
-    """The disk tier's threads in one life of a pager; ``tell`` hears events, and ``tier_of`` makes
-    the tier of what is there."""
+    """The disk tier's threads in one life of a pager; ``tell`` gets events, and ``tier_of`` makes
+    the tier from the disk's contents."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class DiskHands:
         process.at(self._delay_ms(4.0), self._open)
 
     def perform(self, command: Command) -> bool:
-        """Do what ``command`` says soon; False when it is not for a disk."""
+        """Perform ``command`` after a delay; False if it is not one for a disk."""
         match command:
             case StorePages():
                 pages, memory = table_of(command.pages).tolist(), self._memory
@@ -187,8 +187,8 @@ class DiskHands:
     # Writing
 
     def store(self, command: StorePages, values: list[list[int]], growths: list[int]) -> None:
-        """Write what the pages held when they were taken, which must be what their tokens make
-        them."""
+        """Queue a write of the pages' contents when they were taken, which must follow from their
+        tokens."""
         size = self._memory.page_size
         tokens = np.frombuffer(command.tokens, "<u4").tolist()
         right = model.slots_of(command.root, tokens)
@@ -260,7 +260,7 @@ class DiskHands:
         self._read()
 
     def _found(self, command: LoadPages) -> tuple[list[Line], int | None]:
-        """What is there of what is asked for, up to the first slot that is bad, and that."""
+        """The records that ``command`` asks for, up to the first bad slot, and that slot."""
         lines: list[Line] = []
         for slot in command.slots:
             if self._failed:

@@ -1,5 +1,5 @@
-"""Runs step plans on a pool's memory with the hash model, in three moments that other
-processes can come between: fences read, pages read and written, fences read again."""
+"""Runs step plans on a pool's memory with the hash model, in three phases between which other
+processes may act: read the fences, read and write pages, read the fences again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Root = Callable[[StepRow], bytes]
 
 @dataclass(slots=True)
 class Running:
-    """One step under way."""
+    """One running step."""
 
     plan: StepPlan
     memory: PoolMemory
@@ -34,11 +34,11 @@ class Running:
     weights: int
     root_of: Root
     fence_after: bool
-    """False plants a bug: the second look at the revocation words is left out."""
+    """False plants a bug: the revocation words are not read a second time."""
     stopped: set[int]
     results: list[RowResult]
     foreign: set[int] = field(default_factory=set)
-    """Leases that have read a page which is none of theirs."""
+    """Leases that have read a page of another growth or root."""
 
     @classmethod
     def launch(
@@ -52,7 +52,7 @@ class Running:
         *,
         fence_after: bool,
     ) -> Running:
-        """First fence. ``seen``: grants whose pages were checked before."""
+        """Read the fences. ``seen``: grants whose pages have been checked before."""
         stopped: set[int] = set()
         for row in plan.rows:
             grant = (row.lease, row.granted_at)
@@ -78,7 +78,7 @@ class Running:
                 self.results.append(self._row(row))
 
     def finish(self) -> StepResult:
-        """Second fence."""
+        """Read the fences again."""
         rows: list[RowResult] = []
         for row, result in zip(self.plan.rows, self.results, strict=True):
             intact = self.memory.words.get(row.lease_slot, 0) == row.lease
@@ -126,8 +126,8 @@ class Running:
         return RowResult(row.key, row.lease, revoked=False, drawn=drawn, prompt_scores=scores)
 
     def _ahead(self, row: StepRow, slots: list[int], growth: int) -> RowResult:
-        """Of a run: drafts are computed, too. What the wrong ones wrote stays until it is written
-        over."""
+        """A row of a run, in which drafts are computed, too. What wrong drafts wrote stays until it
+        is overwritten."""
         memory, size, table = self.memory, self.memory.page_size, row.page_table.tolist()
         drafted, right = _guesses(row, self.plan.repeat_count)
         (sample,) = row.samples
@@ -148,7 +148,7 @@ class Running:
 
 
 def _guesses(row: StepRow, count_max: int) -> tuple[int, int]:
-    """Drafts of a step, and how many of them are right: whatever, but the same each time."""
+    """The number of drafts of a step, and how many are right: arbitrary, but deterministic."""
     luck = hash((row.lease, row.start, 11))
     count = min(luck % 7, count_max)
     return count, luck // 7 % (count + 1)

@@ -1,4 +1,4 @@
-"""What goes wrong for a while, until there is peace."""
+"""The faults of a run, which are injected for a while and then cease."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def storm(world: World, mesh: Mesh) -> None:
 
 
 def rollouts(world: World, mesh: Mesh) -> None:
-    """Workers are replaced one after the other by such with other weights, and perhaps back."""
+    """Replace the workers one after the other by ones with other weights, and perhaps back."""
     dice = Random(f"rollouts {world.seed}")
 
     def begin() -> None:
@@ -54,9 +54,9 @@ def rollouts(world: World, mesh: Mesh) -> None:
 
 
 def late_grants(world: World, mesh: Mesh, clients: Clients) -> None:
-    """What gateways submit to a worker, and what they are granted in its name, comes when the
-    pager or the worker itself is another. Where a sibling of the worker is frozen meanwhile, the
-    new pager is long in doubt about what the last one granted."""
+    """Submits to a worker, and grants that gateways asked for in its name, arrive only after the
+    pager or the worker itself has been replaced. If another worker of the host is frozen meanwhile,
+    the new pager does not know for long what the last one granted."""
     dice = Random(f"late grants {world.seed}")
 
     def begin() -> None:
@@ -133,7 +133,7 @@ _DISK_FAULTS = ("damage", "damage", "damage", "damage", "damage", "slow", "full"
 
 
 def disk_storm(world: World, mesh: Mesh) -> None:
-    """The disk is damaged, slow or full for a while, or from some moment on."""
+    """Disks are damaged, slow or full, for a while or from some time on."""
     for disk in [host.disk for host in mesh.hosts if host.disk is not None]:
         dice = disk.dice
         for _ in range(dice.choice([0, 2, 4, 8])):
@@ -152,8 +152,8 @@ def _strike_disk(disk: DiskMemory, kind: str) -> None:
 
 
 def device_storm(world: World, mesh: Mesh, clients: Clients) -> None:
-    """Devices fail or hang; workers that move pages, and pagers that wait for them, stand still or
-    die; and what was driven out of a device is wanted again."""
+    """Devices fail or hang; workers that move pages, and pagers that wait for them, freeze or die;
+    and pages evicted from a device are requested again."""
     for host in mesh.hosts:
         device = host.device
         if device is None:
@@ -171,14 +171,14 @@ def device_storm(world: World, mesh: Mesh, clients: Clients) -> None:
 
 
 def _drive_out(clients: Clients, dice: Random) -> None:
-    """By something long that nobody has asked before."""
+    """Send long new requests, which evict what is cached."""
     for _ in range(dice.randrange(1, 3)):
         prompt = tuple(dice.randrange(model.VOCAB_TOKENS) for _ in range(dice.randrange(30, 55)))
         clients.ask(dice.choice(clients.roots), prompt, 40.0 * dice.random())
 
 
 def _want_again(clients: Clients, dice: Random) -> None:
-    """What somebody has asked before, and may be anywhere by now."""
+    """Repeat an earlier request, whose pages may be anywhere by now."""
     root, prompt = clients.asked(dice)
     clients.ask(root, prompt, 0.0)
 
@@ -186,7 +186,7 @@ def _want_again(clients: Clients, dice: Random) -> None:
 def _strike_mover(
     world: World, mesh: Mesh, pager: PagerNode, share: float, mover: Process, is_filling: bool
 ) -> None:
-    """It is asked to move pages just now."""
+    """``mover`` has just been asked to move pages: perhaps strike it, its pager, or both."""
     device = pager.host.device
     assert device is not None
     dice = device.dice
@@ -204,7 +204,7 @@ def _strike_mover(
 
 
 def _lose_pool(mesh: Mesh, host_name: str) -> None:
-    """The pager dies and its pool file goes with it."""
+    """The pager dies, and its pool file is lost."""
     for pager in mesh.pagers:
         if pager.host.name == host_name and pager.alive:
             mesh.restart(pager)

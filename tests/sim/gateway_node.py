@@ -1,5 +1,5 @@
-"""A gateway as a simulated process: one real ``RequestCore`` for each request, and clients
-who check every token that they get."""
+"""A gateway as a simulated process: a real ``RequestCore`` for each request, and clients that check
+every token they get."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Choose = Callable[[ev.ChooseRoute, bytes], ev.Route | None]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client wants, and when."""
+    """The request of a client, and its timing."""
 
     request: str
     root: bytes
-    """The tree of its tenant under the first weights."""
+    """The root of its tenant's tree under the first weights."""
     prompt: tuple[int, ...]
     choice_count: int
     sampling: Sampling
     start_ms: float
     patience_ms: int
     leaves_ms: float | None
-    """When the client goes away, after its start; None: it stays."""
+    """When the client leaves, in ms after its start; None: it stays."""
     prompt_logprobs: bool
     terms: CacheTerms
 
@@ -50,7 +50,7 @@ class Client:
     deadline_ms: float
     delivered: dict[int, list[int]] = field(default_factory=dict)
     scores: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """By choice and position of the first token that they are of."""
+    """Scores, by choice and position of their first token."""
     prompt_scores: bytes | None = None
     ended_choices: set[int] = field(default_factory=set)
     outcome: ev.Completed | ev.Failed | ev.Cancelled | None = None
@@ -74,7 +74,7 @@ class GatewayNode(Process):
         self._limits = limits
         self._choose = choose
         self._ahead_ms = 150 * (sum(name.encode()) % 4)
-        """How far its host's clock is ahead of what others show."""
+        """How far its host's clock is ahead of other hosts'."""
         self._tracker = FrameTracker()
         self._cores: dict[str, tuple[RequestCore, Client]] = {}
         network.serve(self, self._received)
@@ -92,7 +92,7 @@ class GatewayNode(Process):
         self.kill()
 
     def take(self, ask: Ask) -> None:
-        """A client asks."""
+        """Accept the request of a client."""
         world = self.world
         client = Client(ask, world.now + ask.patience_ms)
         self.clients.append(client)
@@ -122,7 +122,7 @@ class GatewayNode(Process):
             self._handle(request, ev.WorkerLost(worker))
 
     def _watch(self, client: Client) -> None:
-        """Whoever waits gets exactly one answer, by the deadline."""
+        """Check that the client has its answer by the deadline."""
 
         def due() -> None:
             slept = self.frozen or client.deadline_ms <= self.thawed_ms
@@ -234,7 +234,7 @@ class GatewayNode(Process):
         return model.answer(root, ask.prompt, sampling.seed, choice, sampling.max_tokens, stops)
 
     def _is_right(self, client: Client) -> bool:
-        """Whether one set of weights says everything that the client has."""
+        """Whether all that the client has was produced by one set of weights."""
         return any(self._are_of(client, weights) for weights in model.WEIGHTS)
 
     def _are_of(self, client: Client, weights: int) -> bool:

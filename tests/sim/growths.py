@@ -1,8 +1,8 @@
-"""What may be read with what: every root grows anew once it was invalidated.
+"""Growths: the generations of a root, one of which ends whenever the root is invalidated.
 
-Values would not tell: what was computed before is as right as what is computed after. So each
-page says in which growth of which root it was computed, in the pool and on disk, and a sequence
-reads pages of the growth in which it was admitted and no others.
+The values in pages would not reveal a stale one: those computed before an invalidation are as right
+as those computed after it. So each page records, in the pool and on disk, the growth of its root in
+which it was computed, and a sequence may read only pages of the growth in which it was admitted.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
 from pagemesh.wire.messages import Message, Refused
 
 DEAD = 0
-"""The growth of what nobody may read any more."""
+"""The growth of pages that nobody may read any more."""
 MODEL = "m"
-"""What all workers serve."""
+"""The model that all workers serve."""
 
 
 class Growths:
-    """The growths of one host's roots, by numbers that are used once."""
+    """The current growths of one host's roots; a number is never used twice."""
 
     def __init__(self) -> None:
         self._numbers = count(DEAD + 1)
         self._now: dict[bytes, int] = {}
 
     def of(self, root: bytes) -> int:
-        """What is computed now under ``root`` is of this one."""
+        """The growth of what is computed under ``root`` now."""
         if root not in self._now:
             self._now[root] = next(self._numbers)
         return self._now[root]
 
     def end(self, roots: Iterable[bytes]) -> None:
-        """Nothing of ``roots`` is read from now on by whoever comes."""
+        """Begin new growths: sequences admitted from now on read nothing older of ``roots``."""
         for root in roots:
             self._now[root] = next(self._numbers)
 
 
 def meant(message: InvalidateCache, answer: Message, known: set[bytes]) -> set[bytes]:
-    """The roots, of the ``known`` ones, of which ``answer`` tells an operator that nothing is
-    served any more. Also what is said not to be there is not served."""
+    """Those of the ``known`` roots that are no longer served, according to ``answer``. That
+    includes a root that is said not to exist."""
     if isinstance(answer, Refused):
         is_over = answer.code == "Gone" and message.what == "root"
         return {bytes.fromhex(message.name)} if is_over else set()
@@ -58,5 +58,5 @@ def meant(message: InvalidateCache, answer: Message, known: set[bytes]) -> set[b
 
 
 def tenant_of(root: bytes) -> str:
-    """Each root is of another tenant."""
+    """The tenant of ``root``; each root belongs to another one."""
     return root[:1].decode()

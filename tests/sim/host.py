@@ -1,4 +1,4 @@
-"""One host: its pool's memory, and who lives on it. It outlives every process."""
+"""One host: the memory of its pools, and the processes that live on it. It outlives all of them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Host:
         self.pager_name = f"pager-{name}"
         self.disk: DiskMemory | None = None
         self.device: Device | None = None
-        """Where the pages are; None: in a file."""
+        """The device that holds the pages; None: they are in a file."""
         self.weights = 0
-        """The version of the model that workers serve which start from now on."""
+        """The version of the model that workers started from now on serve."""
         self.roots: dict[tuple[str, int], bytes] = {}
-        """The tree of each attempt at a request, which a model knows as its own start value."""
+        """The root of each attempt at a request, from which the model derives its start value."""
         self.growths = Growths()
         self.invalidated_count = 0
         self.drawers: dict[tuple[SequenceKey, int], int] = {}
-        """Who drew the token of each generated position: an incarnation."""
+        """The incarnation that drew the token of each generated position."""
         self.restart: Callable[[Process], None] = lambda process: None
-        """Kill that process and start it again later."""
+        """Kills a process and starts it again later."""
         self._page_count = page_count
         self._page_size = page_size
         self._living: dict[int, Process] = {}
@@ -46,19 +46,19 @@ class Host:
         return self._pools[max(self._pools)]
 
     def memory_of(self, incarnation: int) -> PoolMemory:
-        """A pool by its incarnation: a process keeps an old file mapped."""
+        """A pool by its incarnation: processes may still have an old file mapped."""
         return self._pools[incarnation]
 
     def new_pool(self, epoch: int) -> PoolMemory:
-        """The pool is gone; a new one is made. Its ``epoch`` is chosen so that numbers of
-        the last one are hardly met again."""
+        """Replace the pool by a new one. Its ``epoch`` is chosen so that numbers of the last one
+        hardly occur again."""
         incarnation = 1 + max(self._pools, default=0)
         memory = PoolMemory(incarnation, self._page_count, self._page_size, epoch)
         self._pools[incarnation] = memory
         return memory
 
     def note_root(self, message: Submit | Attach | Admit) -> None:
-        """Where somebody here is asked to compute it, or for its pages."""
+        """Remember the root of a request that this host is asked to compute or has pages for."""
         if isinstance(message, Submit):
             self.roots[message.request, message.attempt] = message.root
         else:
@@ -68,7 +68,7 @@ class Host:
         return self.roots[key.request, key.attempt]
 
     def invalidated(self, message: InvalidateCache, answer: Message) -> None:
-        """An operator is told what became of ``message``: from now on it has to be so."""
+        """An operator got ``answer`` to ``message``: from now on it must hold."""
         roots = meant(message, answer, set(self.roots.values()))
         self.growths.end(roots)
         self.invalidated_count += len(roots)
@@ -89,14 +89,14 @@ class Host:
         self._boxes.pop(incarnation, None)
 
     def living(self, incarnation: int) -> Process | None:
-        """Whose lock it is; None: the lock is free."""
+        """The process that holds the lock; None if the lock is free."""
         return self._living.get(incarnation)
 
     @property
     def has_memory(self) -> bool:
-        """Whether somebody has the memory of the pool still, where that is on a device."""
+        """Whether a worker still has the pool's memory, which is on a device."""
         return any(box.has(self.memory.incarnation) for box in self._boxes.values())
 
     def box(self, incarnation: int) -> Box | None:
-        """Where that worker is asked to move pages, if it lives and there is a device."""
+        """The worker's thread that moves pages, if the worker lives and there is a device."""
         return self._boxes.get(incarnation)

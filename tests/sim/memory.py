@@ -1,8 +1,8 @@
-"""The memory of one host's pool, as the pool file would be: headers, lease words, roots and
-slots, all of which outlive the processes that write them.
+"""The memory of one host's pool, as in the pool file: headers, lease words, roots and slots, all of
+which outlive the processes that write them.
 
-Every write into a slot is checked against the header: only the writer that the page was
-given to may write, and nobody may write into a committed page.
+Every write to a slot is checked against the header: only the writer that was granted the page may
+write to it, and nobody may write to a committed page.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX, HeaderState
 
 _WRITABLE = (HeaderState.HELD, HeaderState.DRAINING, HeaderState.INVALID)
-"""INVALID: its pager died while it wrote the header, of what it was about to say nobody has heard,
-and nobody has the page before another pager has written a header."""
+"""INVALID: the pager died while it wrote the header, so nobody has heard what it was about to
+announce; nobody else gets the page before another pager has written a header."""
 _WHOLE = (HeaderState.HELD, HeaderState.COMMITTED, HeaderState.DRAINING)
-"""The next pager believes what the header says."""
+"""States of headers that the next pager trusts."""
 
 
 @dataclass(slots=True)
@@ -52,9 +52,9 @@ class PoolMemory:
     until_ms: list[int] = field(init=False)
     slots: list[list[int]] = field(init=False)
     grown: list[int] = field(init=False)
-    """In which growth of its root (``growths``) each page was computed."""
+    """The growth of its root (``growths``) in which each page was computed."""
     growths: dict[int, int] = field(default_factory=dict)
-    """In which each lease was granted, and so the only one of which it may read pages."""
+    """The growth in which each lease was granted: the only one whose pages it may read."""
     words: dict[int, int] = field(default_factory=dict)
     root_table: dict[int, RootEntry] = field(default_factory=dict)
     holders: dict[int, Holder] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class PoolMemory:
     # The pager's side -----------------------------------------------------------------------
 
     def write_headers(self, batch: WriteHeaders, *, whole_pages: int | None = None) -> None:
-        """Publish ``batch``; with ``whole_pages`` the pager dies after so many of its pages,
-        in the middle of the next one."""
+        """Publish ``batch``; with ``whole_pages``, the pager dies after that many of its pages, in
+        the middle of the next one."""
         width = 4 * self.page_size
         pages = list(batch.pages)
         identities, parents, sequences = batch.identities, batch.parents, each_of(batch.sequences)
@@ -128,7 +128,7 @@ class PoolMemory:
         self.root_table[command.index] = RootEntry(command.index, command.digest, command.live)
 
     def header_table(self) -> HeaderTable:
-        """What a new pager finds."""
+        """The headers that a new pager finds."""
         width = 4 * self.page_size
         return HeaderTable(
             states=np.array(self.states, np.uint8),

@@ -1,5 +1,5 @@
-"""A whole mesh in one process: hosts with pagers and workers, gateways, who knows of whom,
-and what goes wrong. Everything follows from the seed."""
+"""A whole mesh in one process: hosts with pagers and workers, gateways, what they know of each
+other, and faults. Everything follows from the seed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ GATEWAY_LIMITS = RequestLimits(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How big a mesh is."""
+    """The size of a mesh."""
 
     hosts_count: int
     prefill_count: int
@@ -86,24 +86,24 @@ class Shape:
     step_tokens_max: int
     chunk_tokens_max: int
     step_ms: float
-    """How long a step may take, on a quick worker."""
+    """Maximum duration of a step on a fast worker."""
     disk_slots: int = 0
-    """Pages that the disk of a host holds; 0: there is no disk tier."""
+    """Pages that the disk of a host holds; 0: no disk tier."""
     on_device: bool = False
     """Whether the pages of a pool are on a device."""
 
 
 @dataclass(slots=True)
 class _View:
-    """What one process believes about another."""
+    """What one process knows about another."""
 
     life: int = 0
     heard_ms: float = 0.0
     present: bool = False
     facts: int = 0
-    """The incarnation or epoch of that life."""
+    """Its incarnation or epoch in that life."""
     weights: int = 0
-    """What a worker serves in it."""
+    """The weights that a worker serves in that life."""
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Mesh:
     workers: list[WorkerNode] = field(default_factory=list)
     gateways: list[GatewayNode] = field(default_factory=list)
     was_rolled: bool = False
-    """Whether workers came back with other weights."""
+    """Whether workers were replaced by ones with other weights."""
     _views: dict[tuple[str, str], _View] = field(default_factory=dict)
     _restarting: set[str] = field(default_factory=set)
 
@@ -174,7 +174,7 @@ class Mesh:
     # Life and death -------------------------------------------------------------------------
 
     def restart(self, process: Process) -> None:
-        """Kill a process; its supervisor starts it again a little later."""
+        """Kill a process; it is started again a little later, as by a supervisor."""
         assert isinstance(process, PagerNode | WorkerNode | GatewayNode)
         if not process.alive or process.name in self._restarting:
             return
@@ -190,7 +190,7 @@ class Mesh:
     # Presence -------------------------------------------------------------------------------
 
     def _presence(self) -> None:
-        """Everyone announces itself to everyone, and the silent are noticed."""
+        """All processes announce themselves to all others, and notice who is silent."""
         now = self.world.now
         watchers: list[WorkerNode | GatewayNode] = [*self.workers, *self.gateways]
         for watcher in watchers:
@@ -235,7 +235,7 @@ class Mesh:
     ) -> None:
         view.present = False
         if isinstance(watcher, GatewayNode):
-            if not isinstance(other, PagerNode):  # of pagers it only knows whom to ask
+            if not isinstance(other, PagerNode):  # it needs pagers only to ask them
                 watcher.worker_lost(Worker(other.name, view.facts))
         elif isinstance(other, PagerNode):
             watcher.handle(PagerLost())
@@ -245,7 +245,7 @@ class Mesh:
             watcher.handle(WorkerLost(other.name, view.facts))
 
     def _route(self, gateway: str, command: ChooseRoute, root: bytes) -> Route | None:
-        """Any worker that the gateway believes in: which one is the real router's business."""
+        """A random worker that the gateway knows; choosing well is the real router's job."""
         dice = self.world.random
         watcher = next(it for it in self.gateways if it.name == gateway)
         known: list[tuple[WorkerNode, Worker]] = []
@@ -275,8 +275,8 @@ class Mesh:
         return Route(worker, decode, model.model_root(weights), root, 0, pages=pages)
 
     def _pages_from(self, watcher: str, node: WorkerNode) -> PagesFrom | None:
-        """Whom ``watcher`` asks for pages in the name of ``node``, as far as it knows; now and then
-        nobody."""
+        """The pager, as far as ``watcher`` knows, to ask for pages in the name of ``node``; now and
+        then None."""
         pager = next(one for one in self.pagers if one.host is node.host)
         view = self._views.get((watcher, pager.name))
         if view is None or node.core is None or self.world.random.random() < 0.2:
@@ -286,7 +286,7 @@ class Mesh:
     # The end --------------------------------------------------------------------------------
 
     def quiet(self) -> bool:
-        """Whether everything that was held is given back."""
+        """Whether everything that was held has been released."""
         for worker in self.workers:
             if worker.core is None or not worker.core.idle:
                 return False
@@ -302,7 +302,7 @@ class Mesh:
         return True
 
     def unquiet(self) -> str:
-        """What is still held, for the message of a failure."""
+        """What is still held, as text for a failure."""
         lines = [
             f"{worker.name}: {worker.core.load}"
             for worker in self.workers

@@ -1,8 +1,8 @@
 """A model that is a hash of its context: any wrong page shows as a wrong token.
 
-A slot holds a hash of the slot before it, *read through the page table*, and its token.
-A token is drawn from a hash of all slots, read through the page table. The same on a plain
-list is the oracle. Workers with other weights have other hashes, and prefix trees of their own.
+A slot holds a hash of its token and of the slot before it, *read through the page table*. A token
+is drawn from a hash of all slots, read through the page table. The oracle does the same on a plain
+list. Workers with other weights have other hashes, and prefix trees of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _START = 0x9E3779B9
 
 
 WEIGHTS = (0, 1)
-"""The versions of the model that there are."""
+"""The versions of the model."""
 
 
 def model_root(weights: int) -> bytes:
@@ -26,12 +26,12 @@ def model_root(weights: int) -> bytes:
 
 
 def tree_root(root: bytes, weights: int) -> bytes:
-    """The tree of the tenant whose tree under the first weights is ``root``."""
+    """The root under ``weights`` of the tenant whose root under the first weights is ``root``."""
     return root[:1] + bytes([weights]) * 31 if weights else root
 
 
 def weights_of(root: bytes) -> int:
-    """By which the pages of the tree ``root`` are computed."""
+    """The weights with which pages below ``root`` are computed."""
     return root[1] if root[1] in WEIGHTS else 0
 
 
@@ -54,12 +54,12 @@ def draw(context: int, seed: int, choice: int, position: int) -> int:
 
 
 def score(context: int, token: int) -> bytes:
-    """What stands for a log-probability: one float32."""
+    """Stands for a log-probability: one float32."""
     return np.float32(hash((context, token)) & 0xFFFF).tobytes()
 
 
 def logprobs(context: int, masked: Sequence[int]) -> np.ndarray:
-    """What stands for log-probabilities in a beam search: float32 [vocab], no two the same."""
+    """Stand for the log-probabilities of a beam search: float32 [vocab], all different."""
     values = np.array([hash((context, token, 5)) & 0xFFFF for token in range(VOCAB_TOKENS)])
     scores = (-values / 4096.0 - np.arange(VOCAB_TOKENS) / (1 << 20)).astype("<f4")
     scores[list(masked)] = -np.inf
@@ -70,7 +70,8 @@ def logprobs(context: int, masked: Sequence[int]) -> np.ndarray:
 def searched(
     root: bytes, prompt: tuple[int, ...], width: int, keep: int, max_tokens: int, stops: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """What a beam search must deliver, by lists alone: length penalty 1, early stopping."""
+    """What a beam search must deliver, computed on plain lists: length penalty 1, early
+    stopping."""
     beams: list[tuple[np.float32, tuple[int, ...]]] = [(np.float32(0.0), ())]
     finished: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, max_tokens + 1):
@@ -123,7 +124,7 @@ def answer(
 
 
 def prompt_scores(root: bytes, prompt: tuple[int, ...]) -> bytes:
-    """For prompt positions 1 and on, float32 bytes."""
+    """The scores of prompt positions 1 and up, float32 bytes."""
     slots = slots_of(root, prompt)
     return b"".join(
         prompt_score(slot, token) for slot, token in zip(slots, prompt[1:], strict=False)

@@ -1,4 +1,4 @@
-"""What operators do meanwhile, at the door of each pager: pin, unpin and invalidate."""
+"""What operators do during a run, at the door of each pager: pin, unpin and invalidate."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import Declare
 
 _WORK_MS = 4.0
-"""About what the work of a step takes, beside ``step_ms``."""
+"""Roughly how long the work of a step takes, besides ``step_ms``."""
 _SLOW_DISK = 50.0
-"""Times as slow, so that it is opened long after its pager has begun."""
+"""Slowness of a disk that is to be opened long after its pager has started."""
 
 
 def operate(world: World, mesh: Mesh, clients: Clients) -> None:
-    """Somebody pins beginnings of prompts now and then; in the end nothing is pinned."""
+    """Pin prefixes of prompts now and then; in the end nothing is pinned."""
     dice = Random(f"operators {world.seed}")
 
     def pin() -> None:
@@ -48,14 +48,15 @@ def operate(world: World, mesh: Mesh, clients: Clients) -> None:
 
 
 def tell(pager: PagerNode, message: Message) -> None:
-    """Ask ``pager``, if it hears, and wait for no answer."""
+    """Send ``message`` to ``pager``, if it hears; the answer is ignored."""
     if pager.hears:
         pager.handle(Asked(None, message))
 
 
 def torn_declarations(world: World, mesh: Mesh, clients: Clients) -> None:
-    """A pager dies while it takes up what slow workers hold, and before they can tell the next one
-    an operator has invalidated it: what is lost by then may be written to still."""
+    """A pager dies while slow workers declare what they hold, and before they can declare it to the
+    next one, an operator invalidates it: workers may still write to leases that are lost by
+    then."""
     dice = Random(f"torn declarations {world.seed}")
     pager = dice.choice(mesh.pagers)
     workers = [worker for worker in mesh.workers if worker.host is pager.host]
@@ -85,14 +86,14 @@ def torn_declarations(world: World, mesh: Mesh, clients: Clients) -> None:
 
 
 class Invalidations:
-    """Roots are invalidated, on quiet days and while the pager or a worker dies."""
+    """Invalidates roots, in normal operation and while the pager or a worker dies."""
 
     def __init__(self, world: World, mesh: Mesh, clients: Clients) -> None:
         self._world, self._mesh, self._clients = world, mesh, clients
         self._dice = Random(f"invalidations {world.seed}")
 
     def begin(self, *, with_faults: bool) -> None:
-        """Have some come, in most worlds."""
+        """Schedule some invalidations, in most worlds."""
         dice = self._dice
         if dice.random() < 0.4:
             return
@@ -108,14 +109,14 @@ class Invalidations:
             self._world.at(at_ms, partial(act, pager))
 
     def _put_away(self, pager: PagerNode) -> None:
-        """It is told to stop, and writes what is cached; somebody may have it go on."""
+        """Have the pager write what is cached, as when it is told to stop; it may then go on."""
         if pager.hears:
             pager.handle(PutAway())
 
     def _after_restart(self, pager: PagerNode) -> None:
-        """By an operator who asks as soon as there is a pager again: before workers have told it
-        what they hold, and perhaps before its disk is open. One of them may be very late, and the
-        new pager may die, too."""
+        """Invalidate as soon as there is a pager again: before workers have declared what they
+        hold, and perhaps before its disk is open. A worker may be very late, and the new pager may
+        die, too."""
         dice, disk = self._dice, pager.host.disk
         if disk is not None and dice.random() < 0.5:
             disk.slowness = _SLOW_DISK
@@ -134,7 +135,7 @@ class Invalidations:
         self._clients.ask(root, prompt, 500.0 + 500.0 * dice.random())
 
     def _before_death(self, pager: PagerNode, message: InvalidateCache | None = None) -> None:
-        """The pager dies soon after, or a worker."""
+        """Invalidate; soon after, the pager or a worker dies."""
         dice = self._dice
         self._invalidate(pager, message)
         victims = [pager, pager, *(one for one in self._mesh.workers if one.host is pager.host)]
@@ -142,7 +143,7 @@ class Invalidations:
         self._world.at(delay_ms, partial(self._mesh.restart, dice.choice(victims)))
 
     def _torn(self, pager: PagerNode) -> None:
-        """The pager dies while it invalidates: the operator asks again, or does not."""
+        """The pager dies while it invalidates; the operator may ask again."""
         if pager.hears:
             again = partial(self._invalidate, pager, message := self._message())
             pager.dies_soon = True
@@ -151,7 +152,7 @@ class Invalidations:
                 pager.when_back.append(again)
 
     def _invalidate(self, pager: PagerNode, message: InvalidateCache | None = None) -> None:
-        """At any moment."""
+        """Invalidate now."""
         message = message or self._message()
         if pager.hears:
             self._world.note("operator", message.what, f"{message.name:.4} at {pager.name}")
@@ -160,13 +161,14 @@ class Invalidations:
                 self._ask_again(message.name)
 
     def _ask_again(self, name: str = "") -> None:
-        """A client would get what was invalidated by that ``name``, were it there."""
+        """Send a request that would hit what was invalidated by ``name``, if it were still
+        there."""
         dice, clients = self._dice, self._clients
         named = [root for root in clients.roots if root.hex() == name]
         clients.ask_again(dice, dice.choice(named or clients.roots), 200.0 * dice.random())
 
     def _message(self, root: bytes | None = None) -> InvalidateCache:
-        """What means ``root`` or, if that is None, another."""
+        """A message that invalidates ``root``, or a random root if that is None."""
         dice, root = self._dice, root or self._dice.choice(self._clients.roots)
         kinds: list[Literal["root", "tenant", "model", "idle"]] = ["root"] * 4
         what = dice.choice([*kinds, "tenant", "model", "idle"])

@@ -1,4 +1,4 @@
-"""A pager as a simulated process: what its actor does, with the real core."""
+"""A pager as a simulated process: it acts like the real actor, with the real core."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from pagemesh.wire.tokens import EMPTY, U32
 
 
 class _FreesBeforeAck(Books):
-    """Planted bug: a page is given out before its writer acknowledged."""
+    """Planted bug: a page is granted again before its writer has acknowledged the revocation."""
 
     def must_drain(self, lease: Lease) -> bool:
         return False
 
 
 class _StartsOver(Books):
-    """Planted bug: the ledger sequence of a new life starts where the first one's did."""
+    """Planted bug: the ledger sequence of a new life starts at the same number as the first's."""
 
     def first_sequence(self) -> int:
         return 0
@@ -103,11 +103,11 @@ class PagerNode(Process):
         self._ticked_ms = 0.0
         self._sweeps = False
         self.dies_soon = False
-        """Die in the middle of the next commands that are performed."""
+        """Whether to die in the middle of the next commands it performs."""
         self.dies_amid: type[Message] | None = None
-        """Die in the middle of what the next such message brings about."""
+        """Die in the middle of the commands that the next message of this type causes."""
         self.when_back: list[Callable[[], None]] = []
-        """Done once, when it has started again."""
+        """Called once it has started again."""
         self._network = network
         self._limits = limits
         self._spec = spec
@@ -117,7 +117,7 @@ class PagerNode(Process):
         self._inbox: deque[Callable[[], None]] = deque()
         self._commands: deque[ev.Command] = deque()
         self._waits = False
-        """For a worker, and does nothing else."""
+        """Whether it waits for a worker, and does nothing else."""
         self._loaded_pages = 0
         self._books: type[Books] = Books
         if bugs.free_before_ack:
@@ -136,7 +136,8 @@ class PagerNode(Process):
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that sequences did not compute since others just did, over all lives."""
+        """Tokens that sequences did not compute because others were computing them, over all
+        lives."""
         now = self.core.books.in_flight.saved_tokens if self.core is not None else 0
         return self._saved_tokens + now
 
@@ -148,7 +149,7 @@ class PagerNode(Process):
 
     @property
     def hears(self) -> bool:
-        """Whether it takes what it is asked now."""
+        """Whether it handles messages now."""
         return self.alive and not self.frozen and self.core is not None
 
     def start(self) -> None:
@@ -225,7 +226,7 @@ class PagerNode(Process):
         self._commands.clear()
 
     def handle(self, event: ev.Event) -> None:
-        """Now, or when it has time."""
+        """Handle ``event`` now, or when it no longer waits."""
         if self._waits:
             self._inbox.append(lambda: self._handle(event))
         else:
@@ -266,7 +267,7 @@ class PagerNode(Process):
             self._perform(memory, command)
 
     def _wait(self, begin: Callable[[Callable[[], None]], None]) -> None:
-        """Do nothing else until what ``begin`` begins is over."""
+        """Do nothing else until what ``begin`` starts has ended."""
         self._waits = True
         begin(self._go_on)
 
@@ -281,7 +282,7 @@ class PagerNode(Process):
         self.handle(ev.Sweep())
 
     def _die_within(self, commands: list[ev.Command]) -> None:
-        """kill -9 between two stores."""
+        """Die by SIGKILL between two stores to memory."""
         dice, memory = self.world.random, self.host.memory
         cut = dice.randrange(len(commands))
         for command in commands[:cut]:
@@ -325,7 +326,7 @@ class PagerNode(Process):
     def _hand_memory(
         self, reply: Reply | None, message: OpenSession, go_on: Callable[[], None]
     ) -> None:
-        """Before it is let in, it has the memory, and has done what earlier pagers asked."""
+        """Answer only once the worker has the memory and has finished what earlier pagers asked."""
         assert self._device is not None and reply is not None
 
         def answered(has_it: bool) -> None:
@@ -376,8 +377,8 @@ class PagerNode(Process):
                 pass
 
     def _note_grants(self, memory: PoolMemory, message: Message) -> None:
-        """What a sequence may read follows from when it was admitted; a fork is admitted with
-        its parent. A lease that is told of again, or is another's now, is what it was."""
+        """Record the growth that each granted lease may read: that of its admission, or for a fork
+        that of its parent. A lease that is announced again, or has a new holder, keeps its own."""
         if isinstance(message, Forked):
             for child in message.children:
                 memory.growths.setdefault(child.lease, memory.growths[message.lease])

@@ -1,7 +1,7 @@
 """Many seeds: ``python -m tests.sim.run --seeds 1000 --start 0``.
 
-Prints progress, then totals; at the first seed that breaks it prints the seed, what broke
-and the end of the trace, and exits 1.
+Prints progress, then totals. At the first seed that breaks an invariant it prints the seed, the
+failure and the end of the trace, and exits with 1.
 """
 
 from __future__ import annotations
@@ -83,12 +83,13 @@ def main(seeds: int, start: int, trace_lines: int, jobs: int, keep_going: bool) 
 
 @contextmanager
 def players(jobs: int, *, trace_lines: int = 60) -> Iterator[PlayAll]:
-    """So many processes, which ``play`` all seeds that they are given, in their order."""
+    """A function that plays seeds in ``jobs`` processes, with results in the order of the
+    seeds."""
     one = partial(play, trace_lines=trace_lines)
     if jobs == 1:
         yield partial(map, one)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:  # whoever calls may have threads
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:  # callers may have threads
         yield partial(pool.imap, one)
 
 

@@ -1,4 +1,4 @@
-"""One run from one seed: a mesh, clients, faults for a while, then peace and a last count."""
+"""One run from one seed: a mesh, clients, faults for a while, then calm and a final check."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Outcome:
     preempted_count: int
     tokens_count: int
     saved_count: int
-    """Tokens that were waited for, since others were computing them, and so not computed."""
+    """Tokens that sequences did not compute because others were computing them."""
     loaded_count: int
     """Pages that were read from disk."""
     invalidated_count: int
-    """Roots of which an operator was told that nothing is served any more."""
+    """Roots that operators were told are no longer served."""
     failures: tuple[str, ...]
 
 
 def run(
     seed: int, bugs: Bugs = NONE, *, world: World | None = None, on_device: bool = False
 ) -> Outcome:
-    """Play ``seed`` to its end; ``on_device``: with pages on a device and a disk behind it,
-    whatever the seed says. Raises ``AssertionError`` when an invariant breaks."""
+    """Play ``seed`` to its end; ``on_device``: with pages on a device and with a disk, whatever the
+    seed says. Raises ``AssertionError`` when an invariant breaks."""
     world = world or World(seed)
     dice = world.random
     shape = _shape(world)
@@ -67,8 +67,8 @@ def run(
 
 
 def play_out(world: World, mesh: Mesh, clients: Clients, storm_ms: float) -> Outcome:
-    """From ``storm_ms`` on nothing goes wrong any more: everybody has an answer, and everything
-    is given back. Raises ``AssertionError`` when an invariant breaks."""
+    """Run to the end. From ``storm_ms`` on there are no more faults, so all requests get an answer
+    and everything is released. Raises ``AssertionError`` when an invariant breaks."""
     limit = storm_ms + PATIENCE_MS + _QUIET_MS_MAX
 
     def settled() -> bool:
@@ -89,11 +89,11 @@ def play_out(world: World, mesh: Mesh, clients: Clients, storm_ms: float) -> Out
 def _shape(world: World) -> Shape:
     dice = world.random
     page_size = dice.choice([2, 4, 4, 4, 8])
-    # The longest sequence has 102 tokens: a tiny pool holds hardly more than one of them.
+    # The longest sequence has 102 tokens: a tiny pool holds hardly more than one of those.
     tiny = dice.random() < 0.6
     tokens = dice.randrange(112, 170) if tiny else dice.randrange(300, 700)
     chunk = dice.choice([3, 8, 16, 64])
-    disk = Random(world.seed)  # of its own: what happens without a disk stays as it was
+    disk = Random(world.seed)  # separate, so that runs without a disk did not change
     device = Random(f"is there a device {world.seed}")
     disk_slots = disk.randrange(4, 3 * tokens // page_size) if disk.random() < 0.6 else 0
     return Shape(
@@ -118,11 +118,11 @@ def _outcome(world: World, mesh: Mesh, clients: Clients) -> Outcome:
         for client in everyone
         if isinstance(client.outcome, Failed)
     ]
-    # The storm leaves a patient client most of its time: then nothing excuses a failure.
+    # A patient client has most of its time left after the storm, so nothing excuses a failure.
     for client in everyone:
         patient = client.ask.patience_ms == PATIENCE_MS
         failed = isinstance(client.outcome, Failed)
-        # What was begun with weights that nobody serves any more cannot be finished.
+        # An answer begun with weights that nobody serves any more cannot be finished.
         unfinished = mesh.was_rolled and bool(client.delivered)
         excused = not patient or unfinished
         world.expect(excused or not failed, f"{client.ask.request}: {client.outcome}")

@@ -1,4 +1,5 @@
-"""A prefill or decode worker as a simulated process: what its actor does, with the real core."""
+"""A prefill or decode worker as a simulated process: it acts like the real actor, with the real
+core."""
 
 from __future__ import annotations
 
@@ -24,13 +25,14 @@ from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.work_messages import Attach, Frames, Submit
 
 _TOKEN_MS = 0.1
-"""What a token adds to a step: enough for prompts to be cut where others draw."""
+"""What a token adds to a step: enough for prompts to be chunked while other sequences decode."""
 _GATHERED = 0.5
-"""Share of a run's steps whose results wait for those of the next."""
+"""Share of a run's steps whose results are reported with those of the next."""
 _LATE_REPORTS = 0.2
-"""Share of reports that the event loop hears late, while the next step runs."""
+"""Share of reports that reach the event loop late, while the next step runs."""
 _BUSY = 0.2
-"""Share of events behind which others are there already, which are heard before it goes on."""
+"""Share of events after which others are in the inbox already, to be handled before the next
+step."""
 _BUSY_MS = 2.0
 
 
@@ -68,7 +70,7 @@ class WorkerNode(Process):
         self.core: WorkerCore | None = None
         self.incarnation = 0
         self.weights = 0
-        """The version of the model that it serves in this life."""
+        """The version of the model it serves in this life."""
         self.step_ms = 4.0
         self.steps_count = 0
         self.preempted_count = 0
@@ -109,17 +111,17 @@ class WorkerNode(Process):
         self._tick()
 
     def stop(self) -> None:
-        """Die at once, as by kill -9: the kernel frees the lock."""
+        """Die at once, as by SIGKILL: the kernel frees the lock."""
         self.kill()
         self.core = None
         self.host.died(self.incarnation)
 
     def drain(self, grace_ms: int) -> None:
-        """As by SIGTERM: it leaves when nothing is left, and is started again."""
+        """Drain as after SIGTERM: it ends when nothing is left, and is started again."""
         self.handle(ev.Drain(grace_ms))
 
     def handle(self, event: ev.Event) -> None:
-        """What the actor does: feed the core, perform its commands in order."""
+        """Feed the core and perform its commands in order, as the actor does."""
         core = self.core
         assert core is not None
         if not isinstance(event, ev.Tick):
@@ -191,8 +193,8 @@ class WorkerNode(Process):
                 pass
 
     def _note_drawn(self, frames: Frames) -> None:
-        """The model would not show it, but two workers that went on with one attempt could
-        mix two answers."""
+        """Check that no two workers continue one attempt: they could mix two answers, which the
+        model's values would not show."""
         assert self.core is not None
         for frame in frames.frames:
             sequence = self.core._desk.sequences[frame.key]
@@ -239,14 +241,14 @@ class WorkerNode(Process):
 
         def finish() -> None:
             result = replace(running.finish(), took_us=(int(1_000 * span),))
-            # Whatever the executor says: nothing is published under a lease that has ended.
+            # Whatever the executor reports, nothing is published under a lease that has ended.
             for row, outcome in zip(plan.rows, result.rows, strict=True):
                 stands = memory.words.get(row.lease_slot, 0) == row.lease
                 self.world.expect(
                     stands or outcome.revoked, f"{row.key}: published after its lease ended"
                 )
             following = None if self._end_run else plan_after(plan, result)
-            # The step thread goes on, whenever the event loop comes to hear of it.
+            # The step thread continues without waiting for the event loop.
             if following is not None:
                 self._run(following)
             self._report(result, goes_on=following is not None)
@@ -254,7 +256,7 @@ class WorkerNode(Process):
         self.at(middle, compute)
 
     def _report(self, result: StepResult, *, goes_on: bool) -> None:
-        """Tell the core, in order and after a while; of a run, now and then."""
+        """Report results to the core, in order and after a delay; those of a run in groups."""
         dice = self.world.random
         self._results.append(result)
         if goes_on and dice.random() < _GATHERED:

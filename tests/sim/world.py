@@ -1,8 +1,8 @@
-"""Virtual time, one source of randomness, processes that crash and freeze, and a network
-that delays, loses, repeats, reorders and parts.
+"""Virtual time, one source of randomness, processes that crash and freeze, and a network that
+delays, loses, repeats and reorders messages and has partitions.
 
-Everything that happens is a callback at a time; equal times go in the order they were asked
-for, so a seed always gives the same run.
+Everything that happens is a scheduled callback. Callbacks at the same time run in the order in
+which they were scheduled, so a seed always gives the same run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHORTER = [
 
 
 def brief(text: str) -> str:
-    """``text`` of an event or command without what a reader of a trace skips."""
+    """``text`` of an event or command without details that a reader of a trace would skip."""
     for pattern, shorter in _SHORTER:
         text = pattern.sub(shorter, text)
     return text
@@ -47,7 +47,7 @@ class Broken(AssertionError):
 
 @dataclass(slots=True)
 class Weather:
-    """How bad the network is just now."""
+    """The current condition of the network."""
 
     loss: float = 0.0
     repeat: float = 0.0
@@ -71,7 +71,7 @@ class World:
         heapq.heappush(self._queue, (self.now + delay_ms, self._order, act))
 
     def run(self, until_ms: float, *, stop: Callable[[], bool] | None = None) -> None:
-        """Let time pass until ``until_ms``, or until ``stop`` says so."""
+        """Let time pass until ``until_ms``, or until ``stop`` returns True."""
         while self._queue and self._queue[0][0] <= until_ms:
             self.now, _, act = heapq.heappop(self._queue)
             self.events_count += 1
@@ -81,7 +81,7 @@ class World:
         self.now = max(self.now, until_ms)
 
     def note(self, who: str, what: str, detail: object = "") -> None:
-        """Remember something for the trace; ``detail`` is only formatted when it is wanted."""
+        """Add a line to the trace; ``detail`` is formatted only when the trace is printed."""
         self._trace.append((self.now, who, what, detail))
 
     def trace(self, lines: int) -> list[str]:
@@ -98,8 +98,8 @@ class World:
 class Process:
     """Something with a name that can be killed, started again, frozen and thawed.
 
-    What is scheduled for one life never happens in another; what comes due while the
-    process is frozen happens when it thaws.
+    A callback scheduled in one life never runs in another; one that comes due while the process is
+    frozen runs when it thaws.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -113,7 +113,7 @@ class Process:
         self._backlog: list[Callable[[], None]] = []
 
     def at(self, delay_ms: float, act: Callable[[], None]) -> None:
-        """Do something in this life of the process."""
+        """Schedule ``act`` for this life of the process."""
         life = self.life
 
         def due() -> None:
@@ -144,7 +144,7 @@ class Process:
             self.world.note(self.name, "frozen")
 
     def thaw(self) -> None:
-        """Go on. A process that wakes up finds everything at once, in no certain order."""
+        """Continue. Everything that came due meanwhile happens at once, in any order."""
         if not self.frozen:
             return
         self.frozen, self.thawed_ms = False, self.world.now
@@ -158,7 +158,7 @@ class Process:
 
 Act = Callable[[], None]
 Witness = Callable[[Process, Message, Act], None]
-"""Hears of each message that a process takes up, and has it taken up, or not."""
+"""Called with each message before a process handles it; decides whether and when it does."""
 Reply = Callable[[Message], None]
 Handler = Callable[[Reply | None, Message], None]
 
@@ -175,7 +175,7 @@ class Network:
         self.lost_count = 0
 
     def serve(self, process: Process, handler: Handler) -> None:
-        """``handler`` gets what is sent to ``process`` by name."""
+        """``handler`` gets the messages sent to ``process`` by name."""
         self._doors[process.name] = (process, handler)
 
     def part(self, one: str, other: str) -> None:
@@ -188,12 +188,12 @@ class Network:
         return frozenset((one, other)) not in self._parted
 
     def hold(self, target: str) -> None:
-        """What is sent to ``target`` comes late: none of it, but for answers to its own calls,
-        before ``let_go``."""
+        """Hold back all messages to ``target`` until ``let_go``, except answers to its own
+        calls."""
         self._held.setdefault(target, [])
 
     def let_go(self, target: str) -> None:
-        """What was held comes now, mostly in the order in which it came to here."""
+        """Deliver the messages held back, mostly in the order in which they arrived."""
         held, dice = self._held.pop(target, []), self.world.random
         if dice.random() < 0.3:
             dice.shuffle(held)
@@ -201,18 +201,18 @@ class Network:
             self.world.at(0.5 * index, arrive)
 
     def calm(self) -> None:
-        """Good weather, for good."""
+        """End all network faults for good."""
         for target in list(self._held):
             self.let_go(target)
         self.weather = Weather()
         self._parted.clear()
 
     def send(self, source: Process, target: str, message: Message) -> None:
-        """Without an answer: it may come late, twice, or not at all."""
+        """Send a message that has no answer: it may arrive late, twice, or not at all."""
         self._deliver(source, target, message, None)
 
     def ask_for(self, source: Process, whom: str, target: str, message: Message) -> None:
-        """Ask ``target``, which answers to ``whom``, if it is there."""
+        """Ask ``target``; it sends its answer to ``whom``."""
         asked, _ = self._doors[target]
         self._deliver(source, target, message, lambda answer: self.send(asked, whom, answer))
 
@@ -224,8 +224,8 @@ class Network:
         timeout_ms: float,
         answered: Callable[[Message], None],
     ) -> None:
-        """Ask; ``answered`` gets exactly one message in this life of ``source``, and none in the
-        next: no process hears what another had asked."""
+        """Ask ``target``. ``answered`` gets exactly one message in this life of ``source``, and
+        none in the next, which must not hear answers to an earlier life's calls."""
         is_open, life = True, source.life
 
         def close(reply: Message) -> None:
@@ -249,7 +249,7 @@ class Network:
 
     def _deliver(self, source: Process, target: str, message: Message, reply: Reply | None) -> None:
         process, handler = self._doors[target]
-        if self.world.random.random() < 0.02:  # what travels must survive the codec
+        if self.world.random.random() < 0.02:  # messages must survive the codec
             self.world.expect(decode(encode(message)) == message, f"codec changes {message}")
 
         take = partial(self._take_up, process, message, lambda: handler(reply, message))
@@ -277,7 +277,7 @@ class Network:
         def again() -> None:
             if target in self._held:
                 self._held[target].append(again)
-            elif process.life == life:  # no bus has one message for two lives of a subscriber
+            elif process.life == life:  # no bus delivers a message to two lives of a subscriber
                 arrive()
 
         for number in range(copies):
