@@ -24,8 +24,8 @@ from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import BusConfig
 
-# Tests may change what a core is made of, so in this process they run on its sources; the meshes
-# that they start run it compiled, as users do, and test_compiled_cores.py runs its own tests so.
+# Tests may patch a core, so in this process cores are interpreted. The meshes that tests start use
+# the compiled core, as users do, and so do the tests that test_compiled_cores.py runs.
 with pytest.MonkeyPatch.context() as environ:
     if not os.environ.get(compiled.VARIABLE):
         environ.setenv(compiled.VARIABLE, "0")
@@ -34,8 +34,8 @@ with pytest.MonkeyPatch.context() as environ:
 # Kernels for a GPU run in Triton's interpreter, which is chosen when triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# How long an example takes says how busy the machine is, and on a fresh clone the first text
-# takes a second: hypothesis reads Unicode's tables then. Every test has a time limit anyway.
+# The duration of an example depends on how busy the machine is, and on a fresh clone the first text
+# takes a second, since hypothesis reads Unicode's tables. Every test has a time limit anyway.
 settings.register_profile("pagemesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pagemesh")
 
@@ -43,14 +43,14 @@ AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests run on the event loop that services run on."""
+    """Run tests on the event loop that services use."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give async tests a time limit of their own: uvloop does not let the signal through by
-    which pytest-timeout ends a test that hangs."""
+    """Give async tests a time limit of their own: uvloop does not let through the signal by which
+    pytest-timeout ends a hanging test."""
     for item in items:
         if pagemesh.pager.IS_COMPILED and item.get_closest_marker("sources"):
             item.add_marker(pytest.mark.skip("changes a core, which runs compiled"))
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Have the time limit of made-up examples count processor time."""
+    """Make the time limit of Hypothesis tests count processor time."""
     if item.get_closest_marker("hypothesis") is None:
         return None
     limit_processor_time(item, settings.timeout)
@@ -80,14 +80,14 @@ def _limited(test: AsyncTest, limit_s: float) -> AsyncTest:
 
 @pytest.fixture(autouse=True)
 def unconfigured_logs() -> Iterator[None]:
-    """What a test configures of logging ends with it: its stream may be closed by then."""
+    """Undo a test's logging configuration at its end: its stream may be closed by then."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
 def shared_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One server for all tests that neither stop nor fill it."""
+    """One server shared by all tests that neither stop nor fill it."""
     with NatsServer(tmp_path_factory.mktemp("nats")) as server:
         yield server
 
@@ -101,7 +101,7 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def bus(shared_nats_server: NatsServer) -> AsyncIterator[Bus]:
-    """A connected bus at the shared server."""
+    """A bus connected to the shared server."""
     async with Bus.connect(
         BusConfig(url=shared_nats_server.url), role="client", name="test"
     ) as made:
@@ -117,7 +117,7 @@ def trace_receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def no_stray_processes() -> Iterator[None]:
-    """Fails the test when a process that it started is still there afterwards."""
+    """Fails the test if a process that it started outlives it."""
     before = set(own_descendants())
     yield
     stray = {pid: line for pid, line in own_descendants().items() if pid not in before}
@@ -126,7 +126,7 @@ def no_stray_processes() -> Iterator[None]:
 
 @pytest.fixture
 def pool_dir(tmp_path: Path) -> Iterator[Path]:
-    """A pool folder of the test's own; fails the test when pool or lock files stay in it."""
+    """A pool folder of the test's own; fails the test if pool or lock files are left in it."""
     folder = tmp_path / "pools"
     folder.mkdir(mode=0o700)
     yield folder

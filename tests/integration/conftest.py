@@ -1,4 +1,4 @@
-"""A tiny model for whole meshes; written once for all tests, and its weights prepared once."""
+"""A tiny model for whole meshes: written, and its weights prepared, once for all tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def prepared_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def weights_are_prepared_once(tmp_path: Path, prepared_weights: Path) -> None:
-    """A mesh keeps prepared weights beside its pools. To make them takes two processes some
-    seconds each, and the first mesh of every model shows that they can."""
+    """Share prepared weights, which a mesh keeps beside its pools. Making them takes two processes
+    some seconds each, and the first mesh of every model tests that."""
     (tmp_path / "prepared").symlink_to(prepared_weights)
 
 

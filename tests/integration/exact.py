@@ -1,8 +1,8 @@
-"""Prompts, answers and a reference for the tests of exactness.
+"""Prompts, answers and a reference for tests of exactness.
 
-The same 200 requests go through the mesh in different ways; an ``Answer`` is what came back.
-``worst_gap`` asks ``transformers`` how far each greedy token's logit is below the maximum on
-the very same context.
+The same 200 requests go through the mesh in different ways; an ``Answer`` is the result.
+``worst_gap`` computes with ``transformers`` how far each greedy token's logit is below the maximum
+for the same context.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tests.integration.mesh import Mesh
 CONCURRENCY = 16
 OUTPUT_TOKENS = 8
 LONG_OUTPUT_TOKENS = 72
-"""Every fourth answer grows by several pages, so that a full pool must take pages back."""
+"""Length of every fourth answer: it grows by several pages, so that a full pool must revoke
+some."""
 FAMILY_COUNT = 12
-"""Prompts come in families that share a prefix, so that there is something to hit."""
+"""Number of families of prompts; those of a family share a prefix, so that there are cache hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,12 @@ class Ask:
     output_tokens: int
     choice_count: int = 1
     salt: str = ""
-    """Requests of different salts share no pages."""
+    """Requests with different salts share no pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens and their log-probabilities of each choice, and what was cached."""
+    """Tokens of each choice with their log-probabilities, and the number of cached tokens."""
 
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
@@ -47,7 +48,7 @@ class Answer:
 def mixed_prompts(
     count: int, vocab_tokens: int, *, length_max: int, seed: int = 7
 ) -> list[tuple[int, ...]]:
-    """``count`` prompts of 1 to ``length_max`` random tokens, many with a common beginning."""
+    """``count`` prompts of 1 to ``length_max`` random tokens, many with a common prefix."""
     draw = random.Random(seed)
     stems = [
         tuple(draw.randrange(vocab_tokens) for _ in range(draw.randrange(20, length_max * 2 // 3)))
@@ -110,20 +111,20 @@ async def _all(url: str, model: str, asks: list[Ask]) -> list[Answer]:
 
 
 def answers(mesh: Mesh, model: str, asks: list[Ask]) -> list[Answer]:
-    """All answers in the order of ``asks``, ``CONCURRENCY`` at a time."""
+    """The answers in the order of ``asks``, requested ``CONCURRENCY`` at a time."""
     return asyncio.run(_all(mesh.url, model, asks))
 
 
 def same(left: list[Answer], right: list[Answer]) -> bool:
-    """Equal tokens and, to the last bit, equal log-probabilities."""
+    """Whether tokens are equal, and log-probabilities equal to the last bit."""
     return [(a.tokens, a.logprobs) for a in left] == [(b.tokens, b.logprobs) for b in right]
 
 
 def answers_every_way(
     mesh: Mesh, model: str, prompts: list[tuple[int, ...]], *, cached_tokens_min: int
 ) -> list[Answer]:
-    """Answers that have the same bits cold, warm, from the cache and after the death of decode.
-    Raises ``AssertionError`` where they have not, or where that was not the way they came."""
+    """Answers that must be bit for bit the same cold, warm, from the cache and after the death of
+    decode. Raises ``AssertionError`` if they differ, or did not come from where they should."""
     cold = answers(mesh, model, asks_for(prompts, salted=True))
     plain = asks_for(prompts)
     warm = answers(mesh, model, plain)
@@ -154,7 +155,7 @@ class Reference:
         self._gaps: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
 
     def worst_gap(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> float:
-        """How far the logit of a token of ``tokens`` is below the maximum, at worst."""
+        """The largest distance of the logit of one of ``tokens`` to the maximum."""
         asked = prompt, tokens
         if asked not in self._gaps:
             self._gaps[asked] = self._computed_gap(prompt, tokens)

@@ -39,15 +39,15 @@ _POLL_S = 0.05
 
 
 def service_name(role: str, index: int = 0) -> str:
-    """Of the ``index``-th service of a role, as ``up`` shows it."""
+    """The name of the ``index``-th service of a role, as ``up`` shows it."""
     return f"{role}-{index}" if role in ("prefill", "decode") else role
 
 
 class Mesh:
     """``pool_dir`` is the test's own folder; ``env`` are further ``PAGEMESH_*`` variables and
-    ``flags`` further flags of ``up``. With ``handover``, prompts go to the prefill worker whatever
-    the decode worker has to do; without, that computes most of those that come together. With
-    ``cores``, all of its processes run on these alone. What ``up`` said on stderr is in ``log``."""
+    ``flags`` further flags of ``up``. With ``handover``, prompts always go to the prefill worker;
+    without, the decode worker computes most of those that come together. With ``cores``, all
+    processes run on these alone. The stderr of ``up`` is in ``log``."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Mesh:
         self.start_seconds = time.monotonic() - started
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Ask ``up`` to stop, as Ctrl-C does; gives its exit code. Twice is harmless."""
+        """Ask ``up`` to stop, as Ctrl-C does; returns its exit code. May be called twice."""
         if self._process is None:
             return 0
         self._process.send_signal(number)
@@ -127,11 +127,11 @@ class Mesh:
             self._end()
 
     def interrupt(self) -> None:
-        """Ctrl-C, without waiting for what comes of it."""
+        """Send Ctrl-C, without waiting for its effect."""
         self._running().send_signal(signal.SIGINT)
 
     def kill_up(self) -> None:
-        """kill -9 of ``up`` itself; its children have to follow by themselves."""
+        """Kill ``up`` itself by SIGKILL; its children have to end by themselves."""
         process = self._running()
         process.kill()
         process.wait()
@@ -144,7 +144,7 @@ class Mesh:
     # --- processes
 
     def pids(self) -> dict[str, int]:
-        """Service name (``nats``, ``pager``, ``prefill-0``, ``gateway``, ...) to pid."""
+        """Service name (``nats``, ``pager``, ``prefill-0``, ``gateway``, ...) -> pid."""
         found: dict[str, int] = {}
         for child in psutil.Process(self._running().pid).children():
             try:
@@ -158,7 +158,7 @@ class Mesh:
         return found
 
     def cores(self) -> set[int]:
-        """Where any thread of any of its processes may run."""
+        """The cores on which any thread of its processes may run."""
         found: set[int] = set()
         for pid in (self.up_pid, *self.pids().values()):
             for thread in psutil.Process(pid).threads():
@@ -168,11 +168,11 @@ class Mesh:
 
     @property
     def up_pid(self) -> int:
-        """Of ``pagemesh up`` itself."""
+        """The pid of ``pagemesh up`` itself."""
         return self._running().pid
 
     def pid(self, role: str, index: int = 0) -> int:
-        """The pid of the ``index``-th service of a role, waiting for a restart."""
+        """The pid of the ``index``-th service of a role; waits for it if it is being restarted."""
         name = service_name(role, index)
         found: dict[str, int] = {}
 
@@ -184,7 +184,7 @@ class Mesh:
         return found[name]
 
     def kill(self, role: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signal one service; gives the pid it had."""
+        """Send a signal to one service; returns its pid."""
         pid = self.pid(role, index)
         os.kill(pid, number)
         return pid
@@ -192,7 +192,7 @@ class Mesh:
     # --- asking
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Until the gateway says that requests are served."""
+        """Wait until the gateway reports that requests are served."""
         self.wait_for(self.is_ready, "the mesh to be ready", timeout_s)
 
     def is_ready(self) -> bool:
@@ -209,7 +209,7 @@ class Mesh:
             time.sleep(_POLL_S)
 
     def nats_url(self, role: str = "client") -> str:
-        """URL with user and password of a ``client`` or an ``operator``."""
+        """The URL with user and password of a ``client`` or an ``operator``."""
         [found] = self.pool_dir.glob(f"up-*/{role}.url")
         return found.read_text().strip()
 
@@ -227,14 +227,14 @@ class Mesh:
             return await call(bus, subject, InspectPager(), PagerReport, timeout_ms=5_000)
 
     def wait_idle(self, timeout_s: float = 15.0) -> PagerReport:
-        """Until a pager is there, with no lease, ticket or pinned page left; the report that says
-        so."""
+        """Wait until there is a pager without leases, tickets or pinned pages; returns its
+        report."""
         last: list[PagerReport] = []
 
         def idle() -> bool:
             try:
                 report = self.report()
-            except Absent:  # of another life, which begins
+            except Absent:  # the pager is being restarted
                 return False
             last[:] = [report]
             pinned = report.held_pages + report.pinned_pages + report.draining_pages
@@ -246,7 +246,7 @@ class Mesh:
         return report
 
     def left_files(self) -> set[Path]:
-        """Pool and lock files that are still there."""
+        """Pool and lock files that still exist."""
         return pool_files(self.pool_dir)
 
     def _running(self) -> subprocess.Popen[str]:
@@ -265,7 +265,7 @@ class Mesh:
 
 @contextlib.contextmanager
 def _starting_on(cores: Collection[int]) -> Iterator[None]:
-    """What is started meanwhile runs on ``cores`` alone, if any are given, as does this thread."""
+    """While inside, this thread and the processes it starts run on ``cores`` alone, if given."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
     try:
@@ -275,7 +275,8 @@ def _starting_on(cores: Collection[int]) -> Iterator[None]:
 
 
 def _kill_after(process: subprocess.Popen[str], after_s: float) -> threading.Timer:
-    """A ready line that never comes must not block its reader for ever."""
+    """Kill the process after a while, so that a missing ready line does not block its reader for
+    ever."""
     timer = threading.Timer(after_s, process.kill)
     timer.daemon = True
     timer.start()

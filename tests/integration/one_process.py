@@ -1,4 +1,4 @@
-"""The engine alone in this process: what a mesh's tokens are held against."""
+"""The engine alone in this process, as the reference for a mesh's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE_SIZE = 16
 
 
 class OneProcess:
-    """A model over a pool of a mesh's layout: whole contexts at once."""
+    """A model over a pool of a mesh's layout, which computes whole contexts at once."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class OneProcess:
         self._decoder = Decoder(self._model.config, self._model.weights, deterministic=True)
 
     def greedy(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """The most likely token after ``prompt`` and each beginning of ``tokens``."""
+        """The most likely token after ``prompt`` and each prefix of ``tokens``."""
         context = [*prompt, *tokens[:-1]]
         table = np.arange(-(-len(context) // PAGE_SIZE), dtype=np.uint32)
         pool = KvPool.allocate(self._model.layout, len(table))

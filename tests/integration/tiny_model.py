@@ -12,16 +12,16 @@ CONTEXT_TOKENS = 2_048
 
 
 def write_tiny_llama(folder: Path, *, seed: int = 0, **shape: int) -> Path:
-    """A Hugging Face folder: Llama shape, byte-level tokenizer, chat template, safetensors.
-    ``shape``: what is to be otherwise in its configuration."""
+    """Write a Hugging Face folder: Llama shape, byte-level tokenizer, chat template, safetensors.
+    ``shape``: fields of the configuration to change."""
     from transformers import LlamaConfig
 
     return _write(folder, LlamaConfig(**(_shape() | shape)), seed)
 
 
 def write_tiny_gemma2(folder: Path, *, window_tokens: int, seed: int = 0) -> Path:
-    """The same in the shape of Gemma 2: every other layer looks back ``window_tokens``, and
-    scores and logits are capped, low enough to be felt."""
+    """The same in the shape of Gemma 2: every other layer has a window of ``window_tokens``, and
+    scores and logits are capped low enough to have an effect."""
     from transformers import Gemma2Config
 
     config = Gemma2Config(

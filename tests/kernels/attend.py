@@ -1,4 +1,4 @@
-"""What tests of attention on a GPU have in common."""
+"""What the tests of attention on a GPU share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUTS = [
 
 
 class Attend(Protocol):
-    """What both ways to attend have in common."""
+    """The common signature of both implementations."""
 
     def __call__(
         self,

@@ -1,10 +1,10 @@
-"""Compiles every kernel, as its launcher launches it, for a GPU that is not there.
+"""Compiles every kernel, as its launcher would launch it, for a GPU that does not exist.
 
-``python -m tests.kernels.compiled ARCH FOLDER``, in a process of its own (the interpreter of
-the other tests replaces the compiler for good). A stand-in for the driver names the target,
-launches compile and do nothing, and ``FOLDER/report.json`` says what came out of them. With
-``every`` behind that it compiles attention at all types and shapes instead, and says of each
-what it takes and whether that is wrong.
+``python -m tests.kernels.compiled ARCH FOLDER``, in a process of its own, since the interpreter of
+the other tests replaces the compiler for good. A stand-in for the driver names the target, launches
+only compile, and ``FOLDER/report.json`` describes the results. With ``every`` as a third argument
+it compiles attention at all types and shapes instead, and reports what each takes and what is
+wrong.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from pagemesh.kernels.silu_mul import triton as silu_mul
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HEADS, ROWS = 8, 4
 SHARED_BYTES_MAX = {80: 163 << 10, 90: 227 << 10}
-"""What one program may have of a multiprocessor's shared memory (CUDA programming guide)."""
+"""Maximum shared memory of one program on a multiprocessor (CUDA programming guide)."""
 PRODUCTS = ("_attend_span", "_attend_rows")
 LOAD = r"\b(?:LDG|LDGSTS)\.E[.\w]*"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a kernel takes of a multiprocessor. ``spills`` are instructions that move a
-    thread's own values to memory and back."""
+    """The resources of a compiled kernel. ``spills`` are instructions that move a thread's
+    registers to memory and back."""
 
     case: str
     kernel: str
@@ -61,12 +61,12 @@ class Compiled:
     shared_bytes: int
     matrix_instructions: int
     wide_loads: int
-    """Instructions that load 16 bytes a thread; ``half_wide_loads``: 8 bytes."""
+    """Instructions that load 16 bytes per thread; ``half_wide_loads``: 8 bytes."""
     half_wide_loads: int
 
 
 class StandInDriver:
-    """Names a target; there is no device behind it."""
+    """Names a target without a device."""
 
     def __init__(self, arch: int) -> None:
         self._target = GPUTarget("cuda", arch, 32)
@@ -132,7 +132,7 @@ def page_cases(dtype: KvDtype) -> dict[str, Callable[[], object]]:
 
 
 def measured(case: str, kernel: Any, folder: Path) -> Compiled:
-    """What the tools that come with the compiler say of its machine code."""
+    """The resources of a kernel's machine code, according to the compiler's tools."""
     binary = folder / "kernel.cubin"
     binary.write_bytes(kernel.asm["cubin"])
     usage = _run("cuobjdump", "-res-usage", binary)
@@ -161,7 +161,7 @@ def _run(tool: str, *arguments: object) -> str:
 
 
 def wrong(arch: int, kernel: Compiled) -> list[str]:
-    """What a kernel takes too much of, or lacks."""
+    """What is wrong with a kernel: resources it takes too much of, or instructions it lacks."""
     found = []
     if kernel.spills:
         found.append(f"{kernel.spills} spills")
@@ -175,7 +175,7 @@ def wrong(arch: int, kernel: Compiled) -> list[str]:
 def compile_all(
     arch: int, folder: Path, chosen: dict[str, Callable[[], object]]
 ) -> Iterator[Compiled]:
-    """Every kernel of the launches ``chosen``, as it is compiled."""
+    """Compile the kernels of the launches ``chosen``, one after the other."""
     driver.set_active(StandInDriver(arch))
     triton_support.device_type = lambda: "cpu"
     compiled: list[Any] = []

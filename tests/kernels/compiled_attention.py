@@ -1,8 +1,8 @@
 """Attention at the types, widths and groups of real models, to be compiled for a GPU.
 
-``FEW`` are compiled by the tests: each way to take products, each width and each group once or
-twice. ``python -m tests.kernels.compiled ARCH FOLDER every`` compiles ``every_attention()``, which
-takes many minutes, and says what is wrong.
+The tests compile ``FEW``: each kind of product, each width and each group once or twice.
+``python -m tests.kernels.compiled ARCH FOLDER every`` compiles ``every_attention()``, which takes
+many minutes, and reports what is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUERIES = {
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A launch of one of the two kernels. ``group``: query heads that share a KV head."""
+    """A launch of one of the two kernels. ``group``: query heads per KV head."""
 
     kind: Literal["decode", "prefill"]
     queries: str
@@ -102,5 +102,5 @@ def every_attention() -> list[Attention]:
 
 
 def launches(which: list[Attention] | tuple[Attention, ...]) -> dict[str, Callable[[], object]]:
-    """By name."""
+    """The launches, by name."""
     return {one.name: one.launch for one in which}

@@ -1,4 +1,4 @@
-"""Every test that asks for ``level`` runs on each instruction set, if this machine has it."""
+"""Every test that uses ``level`` runs on each instruction set that this machine has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["level", "same_random_numbers", "with_threads"]
 
 @pytest.fixture
 def with_threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of threads kernels may use, until the end of the test."""
+    """Sets the number of threads that kernels may use, until the end of the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""The instruction sets there are, for tests that run on each that this machine has."""
+"""The instruction sets, for tests that run on each that this machine has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pagemesh.kernels.native.library import CpuLevel, library
 
 LEVELS = [level for level in CpuLevel if level <= library().pm_best_level()]
-"""Those of this machine."""
+"""The levels that this machine has."""
 
 _LACKING = {
     level: pytest.mark.skip(reason=f"this machine has no {level.name}")
@@ -19,7 +19,8 @@ _LACKING = {
 EVERY_LEVEL = [
     pytest.param(level, id=level.name.lower(), marks=_LACKING.get(level, ())) for level in CpuLevel
 ]
-"""As parameters of tests: others than this machine's are skipped, so that a report names them."""
+"""All levels as parameters of tests. Those that this machine lacks are skipped, so that a report
+names them."""
 
 
 @pytest.fixture(params=EVERY_LEVEL)

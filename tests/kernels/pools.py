@@ -17,11 +17,11 @@ from pagemesh.wire.tokens import U32, pack, pack_extents
 
 PAGE_SIZE = 16
 SCALE = 0.2
-"""Of the scores of attention."""
+"""The scale of attention scores."""
 
 
 def filled_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, list[U32]]:
-    """A pool of random K and V (float32), and shuffled page tables of ``tokens`` slots a
+    """A pool of random K and V (float32), and shuffled page tables of ``tokens`` slots per
     sequence."""
     pool, tables = _empty_pool(layout, tokens, sequences)
     pool.memory.view(torch.float32).normal_()
@@ -29,8 +29,8 @@ def filled_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool
 
 
 def written_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, list[U32]]:
-    """Like ``filled_pool`` for any dtype: random K and V of every slot are written. No two
-    slots' magnitudes are alike, so that a wrong scale shows."""
+    """Like ``filled_pool`` for any dtype: random K and V are written to every slot. All slots have
+    different magnitudes, so that a wrong scale shows."""
     pool, tables = _empty_pool(layout, tokens, sequences)
     slots = torch.arange(pool.page_count * layout.page_size)
     for layer in range(layout.layers):
@@ -73,8 +73,8 @@ def write_headers(
     mark: int = 1,
     until_ms: int | None = None,
 ) -> None:
-    """Headers whose every word follows from ``mark``, so that two marks differ in all words.
-    Identities count up from ``1000 * mark + 1``."""
+    """Write headers whose every word is derived from ``mark``, so that two marks differ in all
+    words. Identities count up from ``1000 * mark + 1``."""
     count = len(pages)
     HeaderWriter(table).write(
         pack_extents(pages), state, np.full(count, sequence, np.uint64).tobytes(),

@@ -1,4 +1,4 @@
-"""A server of OpenAI's completions that gives what it is asked for."""
+"""A server for OpenAI's completions that returns as many tokens as requested."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def chunk(text: str, finish: str | None = None) -> bytes:
 
 
 class Answering:
-    """A server that gives as many tokens as it is asked for, ``less`` some, after ``pause_s``, or
-    ``says`` something else. ``at_once_max``: requests that were under way together, at most."""
+    """A server that returns ``less`` tokens fewer than requested, after ``pause_s``, or the bytes
+    ``says`` instead. ``at_once_max``: the largest number of requests in flight together."""
 
     def __init__(
         self, *, less: int = 0, status: int = 200, pause_s: float = 0.0, says: bytes = b""

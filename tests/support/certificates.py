@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Identity:
-    """A self-made certificate, which is its own authority, and its key."""
+    """A self-signed certificate and its key."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.key, self.certificate = str(folder / f"{name}-key.pem"), str(folder / f"{name}.pem")

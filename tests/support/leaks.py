@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Living processes started below ``root`` (a pid), with their command lines."""
+    """Living descendants of the process ``root`` (a pid), with their command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

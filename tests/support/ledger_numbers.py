@@ -1,4 +1,4 @@
-"""Ledger numbers one by one, as whoever stores headers takes them apart."""
+"""Ledger numbers one by one, as code that stores headers needs them."""
 
 from __future__ import annotations
 

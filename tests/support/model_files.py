@@ -1,4 +1,4 @@
-"""A model folder as small as start-up checks need it: a configuration and a tokenizer's file."""
+"""A model folder just large enough for start-up checks: a configuration and a tokenizer file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LLAMA: dict[str, Any] = {
 
 
 def write_model_files(folder: Path, **fields: Any) -> Path:
-    """``folder``, with the configuration changed by ``fields``."""
+    """Write the files to ``folder``, with the configuration changed by ``fields``."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LLAMA | fields))
     (folder / "tokenizer.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A real OTLP/HTTP receiver on loopback: it takes protobuf and keeps the spans."""
+"""A real OTLP/HTTP receiver on loopback: it accepts protobuf and keeps the spans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReceivedSpan:
     trace_id: str
     span_id: str
     parent_id: str
-    """Empty for a root."""
+    """Empty for a root span."""
     start_ns: int
     end_ns: int
     attributes: dict[str, Value]
@@ -60,7 +60,7 @@ class Receiver:
     def wait_for(
         self, wanted: Callable[[list[ReceivedSpan]], bool], *, timeout_s: float = 10.0
     ) -> list[ReceivedSpan]:
-        """The spans, once ``wanted`` is content with them. Raises ``TimeoutError``."""
+        """The spans, once ``wanted`` returns True for them. Raises ``TimeoutError``."""
         deadline = time.monotonic() + timeout_s
         while True:
             spans = self.spans

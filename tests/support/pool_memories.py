@@ -1,4 +1,4 @@
-"""Who holds the memory of pools on a device: that of the host stands for a GPU's."""
+"""Finds who holds the memory of pools on a device, for which host memory stands in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _NAME = "memfd:pagemesh-pool"
 
 
 def memories(pid: int = 0) -> set[int]:
-    """Those of which a process (0: this one) has a descriptor or a map, by inode."""
+    """Inodes of the memories of which process ``pid`` (0: this one) has a descriptor or a
+    mapping."""
     process = Path(f"/proc/{pid or os.getpid()}")
     found = set()
     for descriptor in (process / "fd").iterdir():
@@ -25,8 +26,8 @@ def memories(pid: int = 0) -> set[int]:
 
 
 class SmallCard(SharedMaker):
-    """Has room for one pool, and none while anything in this process holds one made later than
-    the card itself."""
+    """A card with room for one pool: it is full while anything in this process holds a memory made
+    after the card itself."""
 
     def __init__(self) -> None:
         self._others = memories()

@@ -1,4 +1,4 @@
-"""A plugin for pytest: kernels come from the library that ``PAGEMESH_TEST_LIBRARY`` names."""
+"""A pytest plugin: kernels come from the library that ``PAGEMESH_TEST_LIBRARY`` names."""
 
 from __future__ import annotations
 

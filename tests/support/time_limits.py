@@ -1,8 +1,8 @@
-"""The time limit of tests of made-up examples: it counts what they compute, and what they wait only
-when that is very long.
+"""The time limit of Hypothesis tests: it counts processor time, and waiting only if that is very
+long.
 
-How long examples take says how busy the machine is, and a process that was stopped for a while
-has done nothing wrong.
+The duration of examples depends on how busy the machine is, and a process may have been stopped for
+a while through no fault of its own.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from types import FrameType
 import pytest
 
 WAIT_TIMES = 10
-"""How many times as long as it may compute a test may take: one that waits for ever has hung."""
+"""Limit of a test's duration, as a multiple of that of its processor time: a test that waits for
+ever hangs."""
 
 
 class OutOfTime(BaseException):
-    """A test took more time than it may. No ``Exception`` and not pytest's own failure:
-    Hypothesis would take those for what an example found, try it again, and call it flaky."""
+    """A test exceeded its time limit. Neither an ``Exception`` nor pytest's own failure: Hypothesis
+    would take those for a failing example, try it again, and report it as flaky."""
 
 
 def limit_processor_time(item: pytest.Item, limit_s: float) -> None:
-    """Have ``OutOfTime`` raised in ``item`` once this process has computed for ``limit_s``, or
-    ``WAIT_TIMES`` as long have passed.
-    pytest-timeout calls what is put into ``item`` when the test has ended."""
+    """Raise ``OutOfTime`` in ``item`` once this process has used ``limit_s`` of processor time, or
+    ``WAIT_TIMES`` times that has passed.
+    pytest-timeout calls ``item.cancel_timeout``, which is set here, at the end of the test."""
 
     def ring(number: int, _frame: FrameType | None) -> None:
         computed = number == signal.SIGPROF

@@ -1,8 +1,8 @@
-"""Makes steps of a worker hang: on the path of a mesh's processes, which run it when they start.
+"""Makes steps of a worker hang. Python runs it at the start of a mesh's processes, as it is on
+their path.
 
-A worker whose role is the name of a file in the folder ``HANGING_STEPS`` takes the file away,
-computes as many steps as it says and never ends the next one. A worker that is started instead
-computes like any other.
+A worker whose role is the name of a file in the folder ``HANGING_STEPS`` removes the file, computes
+the number of steps it contains, and never ends the next one. Its successor works normally.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The environment of whoever runs the tests is not theirs."""
+"""Keeps the environment of the user who runs the tests out of them."""
 
 from __future__ import annotations
 

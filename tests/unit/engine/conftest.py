@@ -1,4 +1,4 @@
-"""Imported before torch, so that its threads wait as a service's threads wait."""
+"""Imported before torch, so that its threads wait the way a service's threads do."""
 
 from tests.kernels.levels import level
 

@@ -1,5 +1,5 @@
-"""torch's CUDA as far as graphs and streams of the engine go, on a CPU: what is captured is noted,
-and a replay does it again."""
+"""A fake of the parts of torch.cuda that the engine uses for graphs and streams, on a CPU: a
+capture records calls, and a replay repeats them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagemesh.engine.cuda.decoder import CudaDecoder
 
 
 class FakeStream:
-    """Knows who waited for it."""
+    """Counts how often it was waited for."""
 
     def __init__(self, *_device: object) -> None:
         self.waits = 0
@@ -27,7 +27,7 @@ class FakeStream:
 
 
 class FakeGraph:
-    """Does again what was done while it was captured."""
+    """Repeats the calls made during its capture."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -38,7 +38,7 @@ class FakeGraph:
 
 
 class FakeCuda:
-    """``current`` is the stream of whoever asks; ``graphs`` are captured on ``streams``."""
+    """``current`` is the current stream; ``graphs`` were captured on ``streams``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current = FakeStream()

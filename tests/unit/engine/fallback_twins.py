@@ -22,7 +22,7 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 _OWN: dict[str, dict[str, Any]] = {
     "BertLMHeadModel": {"is_decoder": True},
-    # One full layer among the sliding ones, which its usual six to one would not give four.
+    # With the default of six sliding layers to a full one, four layers would have no full one.
     "Gemma3ForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "OPTForCausalLM": {"ffn_dim": 112, "word_embed_proj_dim": 32},
 }
@@ -30,7 +30,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def fallback_config(architecture: str, **changes: Any) -> PreTrainedConfig:
-    """A tiny configuration of ``architecture``: the common shape, as far as it has the fields."""
+    """A tiny configuration of ``architecture``: those fields of the common shape that it has."""
     kind = getattr(transformers, architecture).config_class
     known = kind()
     fields = {name: value for name, value in _SHAPE.items() if hasattr(known, name)}
@@ -41,8 +41,8 @@ def fallback_config(architecture: str, **changes: Any) -> PreTrainedConfig:
 def save_fallback_twin(
     folder: Path, architecture: str, *, dtype: torch.dtype = torch.float32, **changes: Any
 ) -> Any:
-    """Write a random checkpoint to ``folder``; gives its model back, float32, with
-    ``transformers``' own plainest attention."""
+    """Write a random checkpoint to ``folder``; returns its model in float32, with the eager
+    attention of ``transformers``."""
     torch.manual_seed(0)
     model = getattr(transformers, architecture)(fallback_config(architecture, **changes)).eval()
     randomised(model).to(dtype).save_pretrained(folder)

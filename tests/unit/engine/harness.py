@@ -34,7 +34,7 @@ def load_decoder(
 
 
 class Pages:
-    """Gives page tables out in shuffled order, so that no two neighbours are adjacent."""
+    """Hands out pages in shuffled order, so that neighbours in a page table are rarely adjacent."""
 
     def __init__(self, pool: KvPool, seed: int = 0) -> None:
         order = np.random.default_rng(seed).permutation(pool.page_count)
@@ -50,7 +50,7 @@ class Pages:
 def logits_of(
     decoder: Decoder, pool: KvPool, rows: Sequence[tuple[U32, U32, int]]
 ) -> list[torch.Tensor]:
-    """One forward pass of ``rows`` (page table, tokens, start): logits [tokens, vocab] each."""
+    """One forward pass of ``rows`` (page table, tokens, start); logits [tokens, vocab] of each."""
     counts = [len(tokens) for _, tokens, _ in rows]
     batch = ragged_batch(
         [table for table, _, _ in rows],
@@ -66,8 +66,8 @@ def logits_of(
 def logits_in_chunks(
     decoder: Decoder, pool: KvPool, table: U32, tokens: U32, chunks: Sequence[int]
 ) -> torch.Tensor:
-    """Logits [tokens, vocab] of one sequence computed in chunks of the sizes given; what is
-    left is computed token by token."""
+    """Logits [tokens, vocab] of one sequence, computed in chunks of the given sizes, and the rest
+    token by token."""
     sizes = list(chunks) + [1] * (len(tokens) - sum(chunks))
     parts, start = [], 0
     for size in sizes:

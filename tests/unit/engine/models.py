@@ -35,7 +35,7 @@ SHAPE: dict[str, Any] = {
 
 
 def twins() -> dict[str, Any]:
-    """Name to configuration: what tells the architectures apart, each at least once."""
+    """Name -> configuration; each feature that distinguishes architectures occurs at least once."""
     return {
         "llama": LlamaConfig(**SHAPE),
         "llama-tied-biased": LlamaConfig(
@@ -64,13 +64,13 @@ def twins() -> dict[str, Any]:
 
 
 def make_twin(config: Any, *, seed: int = 0) -> Any:
-    """A ``transformers`` model with random weights, norms and biases included."""
+    """A ``transformers`` model with random weights, including norms and biases."""
     torch.manual_seed(seed)
     return randomised(AutoModelForCausalLM.from_config(config).eval())
 
 
 def randomised(model: Any) -> Any:
-    """``model`` with random parameters of such sizes that every one of them shows."""
+    """``model`` with random parameters, so scaled that each of them affects the output."""
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if "norm" in name:
@@ -89,7 +89,7 @@ def save_twin(
     dtype: torch.dtype = torch.float32,
     edit_head: Callable[[torch.Tensor], None] = lambda head: None,
 ) -> Any:
-    """Write a random checkpoint to ``folder``; gives the model back, in float32."""
+    """Write a random checkpoint to ``folder``; returns the model in float32."""
     model = make_twin(config).to(dtype)
     with torch.no_grad():
         edit_head(model.lm_head.weight)

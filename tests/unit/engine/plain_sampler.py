@@ -1,5 +1,5 @@
-"""Edits and log-probabilities row by row in numpy: what the sampler has to agree with to the last
-bit, and what a benchmark compares it with."""
+"""Edits and log-probabilities row by row in numpy: the reference that the sampler must match to the
+last bit, and the baseline of a benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ I64 = NDArray[np.int64]
 
 
 def plain_draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
-    """As ``sampler.draw``, for samples that draw a token: edits and scores are made here."""
+    """Like ``sampler.draw`` for samples that draw a token, but edits and scores are computed
+    here."""
     work = logits[rows]
     for row, sample in zip(work, samples, strict=True):
         edit(row, sample)
@@ -63,7 +64,7 @@ def edit(row: F32, sample: Sample) -> None:
 
 
 def reported(logits: F32, scores: F32, token: int, width: int | None) -> TokenScores | None:
-    """Of one row: the score of ``token``, and the highest ``logits`` with theirs."""
+    """The scores of one row: that of ``token``, and those of the highest ``logits``."""
     if width is None:
         return None
     best = best_of(logits, min(max(width, 0), len(logits)))
@@ -76,7 +77,7 @@ def reported(logits: F32, scores: F32, token: int, width: int | None) -> TokenSc
 
 
 def best_of(row: F32, count: int) -> I64:
-    """Ids of the ``count`` highest values, highest first, lowest id first among equals."""
+    """Ids of the ``count`` highest values, highest first, and lowest id first among equals."""
     if count == 0:
         return np.empty(0, np.int64)
     if count >= len(row):
@@ -87,7 +88,7 @@ def best_of(row: F32, count: int) -> I64:
 
 
 def _without_edits(sample: Sample) -> Sample:
-    """What draws from edited logits as ``sample`` draws from the model's own."""
+    """``sample`` without edits, for logits that have been edited already."""
     values = msgspec.structs.replace(
         sample.sampling, logit_bias={}, presence_penalty=0.0, frequency_penalty=0.0,
         repetition_penalty=1.0, min_tokens=0, logprobs=None,

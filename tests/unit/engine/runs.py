@@ -1,4 +1,4 @@
-"""Runs of a small model on a real pool, for tests of what goes on by itself in them."""
+"""Runs (steps that continue by themselves) of a small model on a real pool, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagemesh.wire.work_messages import Sampling
 
 LONG_US = 60e6
 _TRIES = 100
-"""A run takes milliseconds, as waking a thread may do."""
+"""Attempts to hit the middle of a run: it takes milliseconds, and so may waking a thread."""
 GREEDY = Sampling(temperature=0.0, max_tokens=64)
 HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
 LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
@@ -29,7 +29,7 @@ Steps = tuple[tuple[StepPlan, StepResult], ...]
 def load_twin(
     folder: Path, edit_head: Callable[[torch.Tensor], None] = lambda head: None
 ) -> tuple[LoadedModel, object]:
-    """A small model made in ``folder``, as loaded and as ``transformers`` has it."""
+    """A small model made in ``folder``, as loaded by the engine and by ``transformers``."""
     twin = save_twin(folder / "model", twins()["qwen2-bias"], edit_head=edit_head)
     return load_model(folder / "model", name="m", page_size=16, cache=folder / "cache"), twin
 
@@ -37,7 +37,8 @@ def load_twin(
 def plan_of(
     host: Host, *samplings: Sampling, repeat_count: int, stops: frozenset[int] = frozenset()
 ) -> StepPlan:
-    """The first step of a run of so many sequences, their prompts computed but for a token."""
+    """The first step of a run with one sequence per sampling; all but the last token of each prompt
+    is computed."""
     rows: list[StepRow] = []
     for lease, sampling in enumerate(samplings, start=1):
         prompt = some_tokens(20 + 7 * lease, vocab=VOCAB, seed=lease)
@@ -49,7 +50,7 @@ def plan_of(
 
 
 def one_by_one(host: Host, plan: StepPlan) -> Steps:
-    """The whole run, each step by itself and without drafts."""
+    """Compute the whole run step by step, without drafts."""
     steps = []
     following: StepPlan | None = plan
     while following is not None:
@@ -60,7 +61,7 @@ def one_by_one(host: Host, plan: StepPlan) -> Steps:
 
 
 def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
-    """The whole run, in as many calls as it takes."""
+    """Compute the whole run, in as many calls as it takes."""
     steps: list[tuple[StepPlan, StepResult]] = []
     following: StepPlan | None = plan
     while following is not None:
@@ -70,12 +71,12 @@ def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
 
 
 def call(host: Host, plan: StepPlan, given: Ahead | None = None) -> Steps:
-    """One of the executor's: as much of the run as it may compute."""
+    """One call of the executor, which computes as much of the run as it may."""
     return ((plan, host.executor.run_on(plan, given or Ahead(LONG_US))),)
 
 
 def call_amid_which_the_second_lease_ends(host: Host, plan: StepPlan) -> Steps:
-    """One of the executor's, of more than a step, before whose end the lease of row 1 is over."""
+    """One call of the executor with more than one step, during which the lease of row 1 ends."""
     page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
     begun = page.numpy()
     stands = host.file.headers.lease_word(2)
@@ -93,23 +94,23 @@ def call_amid_which_the_second_lease_ends(host: Host, plan: StepPlan) -> Steps:
         revoking.start()
         steps = call(host, plan)
         revoking.join()
-        is_amid = 1 < step_count(steps) <= plan.repeat_count  # a whole run has one step more
+        is_amid = 1 < step_count(steps) <= plan.repeat_count  # a whole run has one more step
         if is_amid and steps[0][1].rows[1].revoked:
             return steps
     raise AssertionError("revoked before or after each run")
 
 
 def tokens_of(steps: Steps, row: int) -> list[int]:
-    """What a row drew."""
+    """The tokens that a row drew."""
     outcomes = [result.rows[row] for _, result in steps]
     return [token for one in outcomes for token in (*one.before, *(d.token for d in one.drawn))]
 
 
 def all_tokens(steps: Steps) -> list[list[int]]:
-    """What each row drew."""
+    """The tokens that each row drew."""
     return [tokens_of(steps, row) for row in range(len(steps[0][0].rows))]
 
 
 def step_count(steps: Steps) -> int:
-    """In how many steps."""
+    """The number of steps."""
     return sum(len(result.took_us) for _, result in steps)

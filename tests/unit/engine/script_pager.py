@@ -1,5 +1,5 @@
-"""A pager of few words: real pages and headers, no cache, no pressure. Just enough for a
-worker to be tested without the pager's own code."""
+"""A minimal pager: real pages and headers, but no cache and no pressure. Just enough to test a
+worker without the pager's own code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PAGE_COUNT = 128
 
 
 class ScriptPager:
-    """Use ``async with ScriptPager.serving(...)``. ``held`` are its leases, ``asked`` the
-    names of what it was asked, in order. When it ``queues``, a grant is told in a notice and
-    given when it is asked for again."""
+    """Use ``async with ScriptPager.serving(...)``. ``held`` are its leases, ``asked`` the names of
+    the messages it got, in order. When it ``queues``, a grant is announced by a notice, and given
+    when it is asked for again."""
 
     def __init__(self, bus: Bus, folder: Path, host: str) -> None:
         self._bus, self._folder, self.host = bus, folder, host
@@ -61,7 +61,7 @@ class ScriptPager:
                 pager.file.remove()
 
     def revoke(self, worker: str, lease: int, key: SequenceKey) -> None:
-        """End a lease: its word first, then the news."""
+        """Revoke a lease: clear its word, then tell the worker."""
         assert self.file is not None
         self.file.headers.set_lease_word(lease, 0)
         rpc.send(
@@ -125,10 +125,10 @@ class ScriptPager:
         )  # fmt: skip
 
     def _take(self, token_count: int) -> U32:
-        """Pages for so many tokens, their headers written under a new sequence."""
+        """Take pages for ``token_count`` tokens, and write their headers with a new sequence."""
         assert self.file is not None
         count = -(-token_count // self._page_size)
-        # From the end and every other one, so that page tables are no neat runs.
+        # From both ends in turn, so that page tables are not contiguous.
         taken = [self._free.pop(-1 if index % 2 else 0) for index in range(count)]
         pages = np.array(taken, np.uint32)
         self._sequence += 1

@@ -1,4 +1,5 @@
-"""A worker process's parts over a real NATS server, with a scripted pager and a gateway's ear."""
+"""The parts of a worker process on a real NATS server, with a scripted pager and a gateway that
+only listens."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Mesh:
-    """Workers, a scripted pager, and a gateway's ear."""
+    """Workers, a scripted pager, and a gateway that only listens."""
 
     def __init__(self, bus: Bus, pager: ScriptPager, config: ServiceConfig) -> None:
         self.bus, self.pager, self.config = bus, pager, config
@@ -74,7 +75,7 @@ class Mesh:
 
     @contextlib.asynccontextmanager
     async def worker(self, role: str, name: str) -> AsyncIterator[asyncio.Task[None]]:
-        """A worker, ready; drained when the context ends."""
+        """A worker, once it is ready; it is drained when the context ends."""
         config = replace(self.config, host=replace(self.config.host, name=name))
         settings = (prefill_role if role == "prefill" else decode_role)(config.worker)
         stop = Stop()
@@ -91,7 +92,7 @@ class Mesh:
         return name in self.ready and self.ready[name].state == "ready"
 
     async def submit(self, worker: str, message: Submit) -> Accepted:
-        """``message``, for whatever model that worker has."""
+        """Send ``message``, adapted to the model of that worker."""
         model = self.ready[worker].model
         assert model is not None
         message = structs.replace(message, model_root=model.model_root)
@@ -140,7 +141,7 @@ async def mesh(
 
 
 def make_admit(prompt: U32, worker: str, incarnation: int) -> Admit:
-    """What a gateway asks the scripted pager for beside ``make_submit``."""
+    """The ``Admit`` that a gateway sends to the scripted pager along with ``make_submit``."""
     return Admit(
         key=SequenceKey(request=REQUEST, attempt=1, choice=0),
         order=Order(priority=0, arrival_us=1, request=REQUEST, choice=0),

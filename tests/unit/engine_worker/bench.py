@@ -1,4 +1,4 @@
-"""A bench for one worker core: the test plays pager, peer, gateway and executor by hand."""
+"""A test bench for one worker core: the test acts as pager, peer, gateway and executor."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Bench:
         self._page = 0
         self._call = 0
 
-    # What happens ---------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event) -> list[ev.Command]:
         commands = self.core.handle(event, self.now)
@@ -153,7 +153,7 @@ class Bench:
         return self.handle(ev.Tick())
 
     def ask(self, message: Message) -> Message:
-        """Send a request; the core answers at once."""
+        """Send a request, which the core must answer at once."""
         self._call += 1
         self.handle(ev.Received(self._call, message))
         return self.answers[self._call]
@@ -162,7 +162,7 @@ class Bench:
         self.handle(ev.Received(None, message))
 
     def asked(self, kind: type[T]) -> T:
-        """The one open call of that kind."""
+        """The message of the only open call of that kind."""
         found = [call.message for call in self.open.values() if isinstance(call.message, kind)]
         assert len(found) == 1, f"{len(found)} open {kind.__name__}"
         return found[0]
@@ -182,7 +182,7 @@ class Bench:
         return self.answer(kind, Refused(code=code, message="as the test wants"))
 
     def step(self, token: int = 50, *, revoked: bool = False) -> StepPlan:
-        """Finish the running step, drawing ``token`` wherever one is wanted; a run ends there."""
+        """Finish the running step, with ``token`` drawn for every sample; a run ends there."""
         plan = self.plan
         assert plan is not None, "no step is running"
         self.plan = None
@@ -190,8 +190,8 @@ class Bench:
         return plan
 
     def run(self, *tokens: int, goes_on: bool = True) -> list[ev.Command]:
-        """Steps of the running run, one for each of ``tokens``, reported together; it ends there
-        unless it ``goes_on`` and can."""
+        """Finish steps of the current run, one for each of ``tokens``, reported together. The run
+        ends there unless it ``goes_on`` and can."""
         results = []
         for token in tokens:
             plan = self.plan
@@ -205,7 +205,7 @@ class Bench:
     # Shortcuts ------------------------------------------------------------------------------
 
     def start(self) -> Bench:
-        """A session is open."""
+        """Open the session."""
         self.tick()
         self.answer(OpenSession, opened())
         return self
@@ -213,7 +213,7 @@ class Bench:
     def granted(
         self, want: Admit | Redeem, *, cached: int = 0, pages: int | None = None
     ) -> Granted:
-        """A grant with as many pages as were asked for."""
+        """A grant with as many pages as requested."""
         self._lease += 1
         count = pages if pages is not None else -(-want.reserve_tokens // PAGE_SIZE)
         first, self._page = self._page, self._page + count
@@ -242,7 +242,7 @@ class Bench:
         return offered
 
     def settle(self) -> None:
-        """Say yes to everything owed, until nothing is asked any more."""
+        """Answer ``Ok`` to all open calls, until there are none."""
         for _ in range(20):
             if not self.open:
                 return
@@ -252,7 +252,7 @@ class Bench:
         raise AssertionError(f"still asking: {self.open_kinds()}")
 
     def tokens(self, choice: int = 0) -> list[int]:
-        """What a gateway has of a choice, by position."""
+        """The tokens of a choice that a gateway has got, in order of position."""
         have: dict[int, int] = {}
         for frame in self.frames:
             if frame.key.choice == choice:
@@ -265,7 +265,7 @@ class Bench:
 def result_of(
     plan: StepPlan, token: int, *, revoked: bool = False, spoiled: SequenceKey | None = None
 ) -> StepResult:
-    """``token`` wherever one is wanted; no numbers in the row of ``spoiled``."""
+    """A result with ``token`` for every sample; the row of ``spoiled`` is poisoned."""
     rows = tuple(
         RowResult(row.key, row.lease, revoked=revoked, drawn=() if revoked else tuple(
             Drawn(one.key, token, poisoned=row.key == spoiled) for one in row.samples
@@ -293,12 +293,12 @@ def of_kind(commands: list[ev.Command], kind: type[C]) -> list[C]:
 
 
 def code(answer: Message) -> str:
-    """That of a refusal; empty for any other answer."""
+    """The code of a refusal; empty for any other answer."""
     return answer.code if isinstance(answer, Refused) else ""
 
 
 def finished(max_tokens: int = 3, *, bench: Bench | None = None) -> Bench:
-    """After all of an answer, tokens from 51 on."""
+    """A bench after a whole answer, with tokens from 51 on."""
     bench = bench or Bench().start()
     bench.ask(submit(10, max_tokens=max_tokens))
     bench.grant(cached=8)
@@ -309,7 +309,8 @@ def finished(max_tokens: int = 3, *, bench: Bench | None = None) -> Bench:
 
 
 def at_fork() -> tuple[Bench, Fork]:
-    """Two choices of a prompt of ten tokens, of which eight were cached, that are to part."""
+    """A bench with two choices of a prompt of ten tokens (eight of them cached) that are about to
+    fork, and the open ``Fork``."""
     bench = Bench().start()
     bench.ask(submit(10, choices=2))
     bench.grant(cached=8)
@@ -318,7 +319,7 @@ def at_fork() -> tuple[Bench, Fork]:
 
 
 def child_of(fork: Fork, child: SequenceKey) -> Redeem:
-    """Something that ``Bench.granted`` can grant a forked choice by."""
+    """A message by which ``Bench.granted`` can grant a forked choice."""
     return Redeem(
         key=child,
         worker="me",

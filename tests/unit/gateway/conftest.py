@@ -29,7 +29,7 @@ async def mesh(shared_nats_server: NatsServer, model_folder: Path) -> AsyncItera
 
 @pytest.fixture
 def router() -> Iterator[Router]:
-    """One that knows nobody yet, checked at the end."""
+    """A router that knows no workers yet; it is checked at the end."""
     made = Router(SECRET, RouterLimits(short_suffix_tokens=64))
     yield made
     made.check()

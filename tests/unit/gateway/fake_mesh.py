@@ -1,5 +1,5 @@
-"""A mesh without a model behind a real gateway: workers that speak the wire's messages on a
-real NATS server and make tokens by a rule."""
+"""A mesh without a model behind a real gateway: workers that exchange real messages on a real NATS
+server and generate tokens by a rule."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ FACTS = ModelFacts(
     deterministic=True,
 )
 Speech = Callable[[list[int]], list[int]]
-"""What follows a prompt, token by token; it may end with an end token."""
+"""The answer to a prompt, as tokens; it may end with an end token."""
 
 
 def echo_speech(prompt: list[int]) -> list[int]:
-    """The prompt again, backwards."""
+    """The prompt, reversed."""
     return prompt[::-1]
 
 
 @dataclass
 class FakeWorker:
-    """Says what ``speech`` says, ``step_tokens`` a step, ``pause_s`` apart."""
+    """Answers with ``speech``, ``step_tokens`` per step, with ``pause_s`` between steps."""
 
     bus: Bus
     name: str
@@ -76,13 +76,13 @@ class FakeWorker:
     cached_tokens: int = 0
     refusal: Fault | None = None
     choice_logprobs: dict[int, float] = field(default_factory=dict)
-    """Of every token of a choice; -0.5 unless it is here."""
+    """Log-probability of all tokens of a choice; -0.5 by default."""
     incarnation: int = field(default_factory=new_incarnation)
     submits: list[Submit] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
     counter: int = 0
     drop_counters: set[int] = field(default_factory=set)
-    """Messages to lose on the way."""
+    """Counters of messages to lose."""
     _tasks: dict[SequenceKey, asyncio.Task[None]] = field(default_factory=dict)
     _sent: dict[SequenceKey, list[Frame]] = field(default_factory=dict)
     _gateway: str = ""
@@ -123,7 +123,7 @@ class FakeWorker:
         self._listening = await self.bus.subscribe(subjects.worker(self.name), self._admit)
 
     async def stop_listening(self) -> None:
-        """As a dead process does, though its presence lingers."""
+        """Stop listening, as a dead process does that others still consider present."""
         if self._listening is not None:
             await self.bus.unsubscribe(self._listening)
 
@@ -257,7 +257,7 @@ async def fake_mesh(
     request_count_max: int = 64,
     model: str = MODEL,
 ) -> AsyncIterator[FakeMesh]:
-    """Names are unique, so that tests may share one NATS server one after the other."""
+    """A running fake mesh. Names are unique, so that tests can share one NATS server."""
     tail = f"{new_incarnation():x}"
     doors = config or GatewayConfig(http_port=0)
     async with contextlib.AsyncExitStack() as stack:

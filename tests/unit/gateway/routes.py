@@ -1,4 +1,4 @@
-"""Workers, pagers and prompts for a router, and what it chooses."""
+"""Workers, pagers and prompts for tests of the router, and its choices."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def names(route: Route) -> tuple[str, str]:
 
 
 def sent(router: Router, asked: ChooseRoute) -> Route:
-    """The route that one more goes by from now on, whose prompt is as long and like no other."""
+    """The route of another request in flight, with a unique prompt of the same length."""
     own = (asked.tokens + 1_000 * next(_NUMBERS)).astype("<u4")
     route = chosen(router, replace(asked, tokens=own))
     router.count(route, 1)

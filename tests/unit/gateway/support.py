@@ -1,4 +1,4 @@
-"""Things gateway tests share: a tiny model folder and values of the wire."""
+"""What gateway tests share: a tiny model folder and wire messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_model(folder: Path) -> Path:
-    """A model folder as far as a gateway reads it."""
+    """A model folder with the files that a gateway reads."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -92,7 +92,7 @@ def frame(
     logprobs: TopLogprobs | None = None,
     cached: int | None = None,
 ) -> Frame:
-    """A frame of the one request."""
+    """A frame of the request above."""
     fall = None if cached is None else Waterfall(delivered_tokens=cached)
     return Frame(
         key=SequenceKey(request=REQUEST, attempt=attempt, choice=choice),
@@ -106,7 +106,7 @@ def frame(
 
 
 async def eventually(claim: Callable[[], bool], *, within_s: float = 5.0) -> None:
-    """Wait until ``claim`` holds; fails when it does not in time."""
+    """Wait until ``claim`` holds; fails if it does not in time."""
     for _ in range(int(within_s / 0.01)):
         if claim():
             return

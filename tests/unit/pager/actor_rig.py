@@ -1,4 +1,4 @@
-"""A pager's actor on a bus that keeps what it answers."""
+"""A pager's actor on a fake bus that records its answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL_BYTES = 64 * SPEC.page_bytes
 
 
 class Answers:
-    """What is sent to the subject ``answers``, as bytes."""
+    """A fake bus that records what is sent to the subject ``answers``, as bytes."""
 
     config, state = BusConfig(), BusState.CONNECTED
 
@@ -35,7 +35,7 @@ class Answers:
 
 
 def made_actor(folder: Path, answers: Answers) -> PagerActor:
-    """Whose files are in ``folder``; it has no pool yet."""
+    """An actor with its files in ``folder``; it has no pool yet."""
     settings = PagerSettings(
         HOST, "pager", 1, folder, POOL_BYTES, b"secret", PagerLimits(), False, "lru"
     )

@@ -1,4 +1,4 @@
-"""A pager core with a fake pool and a fake disk, which does what it is told when it is told to."""
+"""A pager core with a fake pool and a fake disk, which performs commands when the test says so."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ CHAIN_KEY = b"chains" * 5
 PROMPT = range(17)
 """Four full pages, and one token to compute."""
 Prefix = tuple[bytes, bytes]
-"""Root and all tokens up to the end of a page."""
+"""A root, and all tokens up to the end of a page."""
 
 
 class DiskRig(Rig):
-    """What is stored is kept by slot, as the prefix that the page is of. Nothing is done before
-    ``write`` and ``load``."""
+    """Keeps stored pages by slot, as the prefixes they end. Nothing is performed before ``write``
+    and ``load`` are called."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class DiskRig(Rig):
         super().__init__(page_count, limits=limits)
         self.slot_count, self.memory_pages = slot_count, memory_pages
         self.slots: dict[int, tuple[Prefix, int]] = {}
-        """Prefix and chain key of what is whole in each slot, in the order written."""
+        """Prefix and chain key of the complete record in each slot, in the order written."""
         self.skipped: set[int] = set()
-        """What is being written there is not wanted."""
+        """Slots whose pending write must not become a record."""
         self.stores: list[StorePages] = []
         self.loads: list[LoadPages] = []
         self.kept = RetiredRoots()
-        """What is kept to be forgotten on disk."""
+        """The stored roots to forget on disk."""
         self.told_damaged: list[int] = []
         self.given_up: GiveUpDisk | None = None
         self.open()
@@ -71,7 +71,7 @@ class DiskRig(Rig):
         return 4 * self.page_size
 
     def open(self) -> None:
-        """The disk tier starts, with what is there."""
+        """Open the disk tier with the records on the disk."""
         self.skipped.clear()
         roots = list(dict.fromkeys(root for (root, _), _ in self.slots.values()))
         records = FoundRecords(
@@ -95,7 +95,7 @@ class DiskRig(Rig):
         return chain_over(start, tokens, 0, len(tokens) - self.width, self.width)
 
     def restart_with_an_empty_pool(self) -> None:
-        """The machine was switched off: only the disk is left."""
+        """Restart as after a power-off: only the disk is left."""
         slots, kept = self.slots, self.kept
         epoch = self.epoch
         self.__init__(  # type: ignore[misc]
@@ -132,20 +132,20 @@ class DiskRig(Rig):
                 super().perform(command)
 
     def _check_pages(self, pages: Pages, tokens: bytes, indexes: Iterable[int]) -> None:
-        """The bytes are taken while the pages still hold what they are said to hold."""
+        """The pages must still hold ``tokens`` when their bytes are taken."""
         for page, index in zip(table_of(pages).tolist(), indexes, strict=True):
             part = tokens[index * self.width : (index + 1) * self.width]
             assert self.headers.tokens[page].tobytes() == part
             assert self.headers.states[page] == 3, "it was given to somebody before"
 
     def _check_chains(self, store: StorePages) -> None:
-        """Under another key nobody would find it again."""
+        """The chain keys must be right, or the pages would never be found again."""
         start, end = root_chain(CHAIN_KEY, store.root), len(store.tokens)
         chains = list(chain_keys(start, store.tokens, 0, end, self.width))
         assert [chains[index] for index in store.indexes] == list(store.chains)
 
     def write(self, *, dies: bool = False) -> None:
-        """The disk has written what it was told to, and the pager hears of it, or ``dies``."""
+        """Perform all pending writes and tell the pager, unless it ``dies``."""
         stores, self.stores = self.stores, []
         for store in stores:
             rows = zip(store.slots, store.indexes, store.chains, strict=True)
@@ -166,7 +166,7 @@ class DiskRig(Rig):
         memory_count: int = 0,
         memory_us: int = 0,
     ) -> None:
-        """The disk has read what it was told to; the record ``bad_at`` is damaged."""
+        """Perform all pending reads and tell the pager; the record ``bad_at`` is damaged."""
         loads, self.loads = self.loads, []
         for load in loads:
             for number, slot in enumerate(load.slots):
@@ -183,7 +183,7 @@ class DiskRig(Rig):
         self.handle(DiskFailed("disk: no space left on device"))
 
     def prefixes(self, root: bytes = ROOT) -> set[bytes]:
-        """What is on disk of a root."""
+        """The prefixes of a root that are on disk."""
         return {tokens for (found, tokens), _ in self.slots.values() if found == root}
 
 
@@ -191,20 +191,20 @@ class DiskRig(Rig):
 
 
 def flood(worker: Worker, number: int = 900) -> None:
-    """Take the whole pool for something that is not kept: all that is cached is evicted."""
+    """Take the whole pool for a sequence that is not cached, so that everything is evicted."""
     granted = worker.granted(number, range(9_000, 9_001), reserve=worker.rig.page_count * 4)
     worker.release(granted, cache=False)
 
 
 def put_on_disk(rig: DiskRig, worker: Worker, tokens: range) -> None:
-    """Cache ``tokens``, drive them out of the pool, and have them written."""
+    """Cache ``tokens``, evict them from the pool, and have them written to disk."""
     cache(worker, 1, tokens)
     flood(worker)
     rig.write()
 
 
 def fetched(rig: DiskRig, worker: Worker, *, bad_at: int | None = None) -> Granted:
-    """``PROMPT`` is put on disk, asked for again, and read from there; see ``DiskRig.load``."""
+    """Put ``PROMPT`` on disk, request it again, and read it from there; see ``DiskRig.load``."""
     put_on_disk(rig, worker, PROMPT)
     assert is_queued(worker.admit(2, PROMPT))
     rig.load(bad_at=bad_at)

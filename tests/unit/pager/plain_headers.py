@@ -1,4 +1,4 @@
-"""Page headers as plain arrays: what a pool file would say, for tests to look at and to damage."""
+"""Page headers as plain arrays, like those of a pool file, for tests to inspect and to damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagemesh.wire.pool_format import HeaderState
 
 
 def blank(page_count: int, page_size: int) -> HeaderTable:
-    """Of a pool that was just made."""
+    """The headers of a new pool."""
     u64 = np.zeros(page_count, np.uint64)
     u32 = np.zeros(page_count, np.uint32)
     return HeaderTable(
@@ -23,7 +23,7 @@ def blank(page_count: int, page_size: int) -> HeaderTable:
 
 
 def write(headers: HeaderTable, command: Command) -> None:
-    """Do what ``command`` says, if it is about headers."""
+    """Perform ``command`` if it is about headers."""
     if not isinstance(command, WriteHeaders | SetStates | KeepUntil):
         return
     pages = table_of(command.pages)

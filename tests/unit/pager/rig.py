@@ -1,7 +1,7 @@
 """A pager core with a fake pool around it, for tests.
 
-``Rig`` performs commands on plain arrays (headers, lease words, roots), so that a test can
-compare what the pool file would say with what the core believes, and restart from it.
+``Rig`` performs commands on plain arrays (headers, lease words, roots), so that a test can compare
+the state of the pool with that of the core, and restart from it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ROOT = bytes(reversed(range(32)))
 PAGE_SIZE = 4
 LIMITS = PagerLimits(lease_count_max=64, step_ms_max=20_000)
 WHOLE = (HeaderState.HELD, HeaderState.COMMITTED, HeaderState.DRAINING)
-"""States of headers that the next pager believes."""
+"""States of headers that the next pager trusts."""
 
 
 def key_of(number: int, attempt: int = 1, choice: int = 0) -> SequenceKey:
@@ -84,12 +84,12 @@ def key_of(number: int, attempt: int = 1, choice: int = 0) -> SequenceKey:
 
 
 def order_of(number: int, choice: int = 0, priority: int = 0) -> Order:
-    """``number`` is also the arrival: smaller is older."""
+    """``number`` is also the time of arrival: smaller is older."""
     return Order(priority=priority, arrival_us=number, request=f"{number:032x}", choice=choice)
 
 
 def fill_of(tokens: Iterable[int], filled: int | None = None, first: int = 0) -> Fill:
-    """All of ``tokens``, which start at position ``first``, written (or ``filled`` in all)."""
+    """A fill with ``tokens`` from position ``first`` on; ``filled``: slots if not that many."""
     ids = list(tokens)
     count = first + len(ids) if filled is None else filled
     return Fill(filled_tokens=count, first_token=first, tokens=pack(ids))
@@ -99,7 +99,7 @@ class Rig:
     """One pool, one pager life at a time."""
 
     place = IN_FILE
-    """Of its pages, which are nowhere."""
+    """Place of the pages, which do not exist here."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class Rig:
         self.roots: dict[int, RootEntry] = {}
         self.kept_pins, self._kept_at_ms = tuple[KeptPin, ...](), 0
         self.cached: set[int] = set()
-        """Pages that were announced as stored and not as dropped since."""
+        """Pages announced as stored and not as dropped since."""
         self.known: dict[int, Holder] = {}
-        """Whom the next pager will ask about."""
+        """The holders that the next pager will probe."""
         self.notices: list[Notify] = []
         self.commands: list[Command] = []
         self._calls = itertools.count()
@@ -133,13 +133,13 @@ class Rig:
         return PagerCore(self.limits, facts, policy, new_policy=self.new_policy, books=books)
 
     def new_policy(self, _page_count: int) -> EvictionPolicy:
-        """What evicts, for all and for each tenant with a quota."""
+        """The eviction policy of an account: the common one, or that of a tenant with a quota."""
         return Lru()
 
     # Driving
 
     def ask(self, message: Message) -> Message:
-        """The answer to ``message``; commands are performed and the core is checked."""
+        """Send ``message``, perform the commands and check the core; returns the answer."""
         call = next(self._calls)
         answers = [c for c in self.handle(Asked(call, message)) if isinstance(c, Answer)]
         assert [answer.call for answer in answers] == [call]
@@ -164,7 +164,7 @@ class Rig:
         return self.commands
 
     def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
-        """Kill -9 the pager: ``after_ms`` later, a new one starts from what is in the pool."""
+        """Kill the pager by SIGKILL; ``after_ms`` later, a new one starts from the pool."""
         self.epoch, self.now_ms = self.epoch + 1, self.now_ms + after_ms
         self.core = self._new_core()
         self.cached.clear()
@@ -198,7 +198,7 @@ class Rig:
                 self.known.pop(incarnation, None)
 
     def check_headers(self) -> None:
-        """What the pool says is what the core believes."""
+        """The headers in the pool agree with the core."""
         books = self.core.books
         states, headers = books.pool.states, self.headers
         same = states == headers.states
@@ -227,14 +227,14 @@ class Rig:
         )
 
     def taken(self, kind: type[M]) -> list[M]:
-        """Notices of a kind since the last call, forgotten now."""
+        """The notices of a kind since the last call; they are removed."""
         found = [n.message for n in self.notices if isinstance(n.message, kind)]
         self.notices = [n for n in self.notices if not isinstance(n.message, kind)]
         return found
 
 
 class Worker:
-    """One worker incarnation, with calls that say what they expect."""
+    """One worker incarnation, with calls that check the type of the answer."""
 
     def __init__(self, rig: Rig, name: str, incarnation: int, *, opened: bool = True) -> None:
         self.rig, self.name, self.incarnation = rig, name, incarnation

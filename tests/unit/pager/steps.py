@@ -1,4 +1,4 @@
-"""What many tests of the pager do: leave something cached, and ask what operators ask."""
+"""Steps of many pager tests: cache prompts, and send the requests of operators."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def invalidated(rig: Rig, what: str, name: str = "") -> CacheInvalidated:
 
 
 def lives(rig: Rig) -> dict[int, int]:
-    """Until when each page that somebody may find is kept, in ms."""
+    """The time until which each page that can be found is kept, in ms."""
     return {page: node.expires_ms for node in _nodes(rig) for page in node.pages}
 
 
 def in_use(rig: Rig) -> set[int]:
-    """The pages of these that something pins."""
+    """Those of these pages that are pinned."""
     return {page for node in _nodes(rig) if node.pins for page in node.pages}
 
 
