@@ -3,9 +3,9 @@
     python -m ops.bench.bench_drafts [--models S M] [--at-once 1 8] [--rounds N] [--out PATH]
 
 A model with random weights imitates three kinds of text. Greedy sampling soon repeats itself, so
-that nearly every draft is right; sampling from the two likeliest tokens returns to earlier text and
-leaves it again; sampling from all tokens never does, and nothing is drafted. Prompts are new in
-each round; both meshes get the same ones, and their texts must be equal.
+that nearly every draft is right; sampling from the two likeliest tokens at a temperature returns to
+earlier text and leaves it again; sampling from all tokens never does, and nothing is drafted.
+Prompts are new in each round; both meshes get the same ones, and their texts must be equal.
 """
 
 from __future__ import annotations

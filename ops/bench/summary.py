@@ -77,7 +77,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    """``value`` with at least three significant digits."""
+    """``value`` to three significant digits, or as an integer if that has more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -30,8 +30,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 WEIGHTS = Path(__file__).parent / "weights"
 
-# From which progress on rows of which lengths are drawn, and how often. Copying is learnt on short
-# rows, where steps are cheap and the line asked for is near, and is then extended to longer ones.
+# The progress at which each stage begins, and the shares of its row lengths. Copying is learnt on
+# short rows, where steps are cheap and the line asked for is near, then extended to longer ones.
 # Short rows stay the most frequent: when long ones prevailed, the model forgot within ten minutes.
 CURRICULUM: tuple[tuple[float, dict[int, int]], ...] = (
     (0.0, {64: 1}),

@@ -1,4 +1,4 @@
-"""Tickets of the machines: offered, redeemed, withdrawn, cancelled; in time, late, and twice."""
+"""The machines' tickets: offered, redeemed, withdrawn, cancelled; in time, late, and twice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REMEMBERED_MAX = 8
 
 
 class Tickets(Mesh):
-    """Rules of leases that are handed over."""
+    """Rules of leases that are handed over by tickets."""
 
     ticket_count: int = 0
-    """No two have the same number."""
+    """Number of tickets so far; each has another number."""
     remembered: tuple[tuple[Redeem, Wish], ...] = ()
-    """Of the last ones: how they are redeemed, and what for."""
+    """The messages that redeem the last tickets, and the wishes they are for."""
 
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks, ttl_ms=st.sampled_from([100, 30_000]))
@@ -52,7 +52,8 @@ class Tickets(Mesh):
     @precondition(lambda self: self.has("offered"))
     @rule(pick=picks, hears=st.booleans())
     def withdraws(self, pick: int, hears: bool = True) -> None:
-        """Who does not hear the answer declares it as offered still, or asks once more."""
+        """A worker that does not hear the answer still declares the lease as offered, or asks
+        again."""
         peer, view = self.view(pick, "offered")
         message = Withdraw(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
         answer = self.ask(peer, message)
@@ -76,7 +77,7 @@ class Tickets(Mesh):
     @precondition(lambda self: self.remembered)
     @rule(pick=picks, by=picks, what=st.sampled_from(["redeem", "redeem", "withdraw", "cancel"]))
     def ticket_comes_up_again(self, pick: int, by: int, what: str) -> None:
-        """Whoever has it by now, or had it."""
+        """Any worker redeems it, whoever has it by now or had it."""
         message, wish = self.remembered[pick % len(self.remembered)]
         peer, ticket = self.peer(by), message.ticket
         if what == "redeem":

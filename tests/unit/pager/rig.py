@@ -89,7 +89,7 @@ def order_of(number: int, choice: int = 0, priority: int = 0) -> Order:
 
 
 def fill_of(tokens: Iterable[int], filled: int | None = None, first: int = 0) -> Fill:
-    """A fill with ``tokens`` from position ``first`` on; ``filled``: slots if not that many."""
+    """A fill of ``tokens`` from position ``first`` on, with ``filled`` slots (default: all)."""
     ids = list(tokens)
     count = first + len(ids) if filled is None else filled
     return Fill(filled_tokens=count, first_token=first, tokens=pack(ids))

@@ -162,8 +162,8 @@ def check_cache(named: str) -> Path:
 
 
 def check_disk(folder: Path, host: str) -> None:
-    """Raises ``ConfigError`` unless pages of ``host`` can be kept in ``folder``, which is made if
-    needed. A full or failing disk is left to the pager, which then serves without it."""
+    """Raises ``ConfigError`` unless pages of ``host`` can be kept in ``folder``, which exists or
+    can be made. A full or failing disk is left to the pager, which then serves without it."""
     if why := _unusable(folder):
         raise _no_disk(folder, why)
     try:
