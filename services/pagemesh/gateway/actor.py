@@ -207,7 +207,7 @@ class GatewayActor:
             if self.router.pages_changed(message):
                 self._want_snapshot(message.host)
         else:
-            raise Malformed("a gateway takes Frames and PagesChanged")
+            raise Malformed("a gateway accepts only Frames and PagesChanged messages")
 
     def presence_changed(self, change: Change) -> None:
         """Take note of a service that came, changed or left."""
@@ -244,8 +244,8 @@ class GatewayActor:
         if pager.secret_tag not in (0, self._secret_tag):
             _log.warning(
                 "gateway.other_secret", pager=pager.name, host=pager.host,
-                next="this gateway does not see what is cached there: give both the same "
-                "PAGEMESH_SECRET and start them again",
+                next="this gateway cannot match that host's cached pages: set the same "
+                "PAGEMESH_SECRET on both and restart them",
             )  # fmt: skip
 
     def _absent(self, who: Worker) -> None:

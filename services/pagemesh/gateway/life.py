@@ -169,7 +169,7 @@ class Life:
             self._note_found()
         except Exception as error:
             _log.error("gateway.request_crashed", error=error)
-            self._end(ev.Ended(ev.Failed(Internal("the gateway failed on this request"))))
+            self._end(ev.Ended(ev.Failed(Internal("internal error in the gateway"))))
         finally:
             self._feeding = False
         self._arm()
@@ -320,7 +320,7 @@ class Life:
                 raise sent
             answer = await rpc.answer_of(sent, Accepted)
             if answer.incarnation != worker.incarnation:
-                answer = Refused.of(Stale("another life of the worker answered"))
+                answer = Refused.of(Stale("the worker has restarted: another incarnation answered"))
         except DeadlineExceeded:
             answer = Refused.of(Busy("the worker did not answer in time"))
         except Fault as fault:

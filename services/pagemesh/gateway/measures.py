@@ -10,41 +10,45 @@ from pagemesh.wire.presence import Announce
 
 OUTCOMES = ("completed", "cancelled", "refused", "failed")
 requests = counter(
-    "gateway_requests_total", "Requests by how they ended.", ("door", "endpoint", "outcome")
+    "gateway_requests_total", "Requests by outcome.", ("door", "endpoint", "outcome")
 )
 request_seconds = histogram(
     "gateway_request_duration_seconds",
-    "From the request's arrival to its end (gen_ai.server.request.duration).",
+    "Time from a request's arrival to its end (gen_ai.server.request.duration).",
     ("endpoint",),
 )
 first_token_seconds = histogram(
     "gateway_time_to_first_token_seconds",
-    "From the request's arrival to its first token (gen_ai.server.time_to_first_token).",
+    "Time from a request's arrival to its first token (gen_ai.server.time_to_first_token).",
     ("endpoint",),
 )
 token_seconds = histogram(
     "gateway_time_per_output_token_seconds",
-    "Mean time between tokens after the first (gen_ai.server.time_per_output_token).",
+    "Mean time per output token after the first, of each request "
+    "(gen_ai.server.time_per_output_token).",
     ("endpoint",),
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
 )
 prompt_tokens = counter("gateway_prompt_tokens_total", "Prompt tokens of ended requests.")
 output_tokens = counter("gateway_output_tokens_total", "Tokens generated for ended requests.")
-cached_tokens = counter(
-    "gateway_cached_tokens_total", "Prompt tokens that were found in the page cache."
-)
+cached_tokens = counter("gateway_cached_tokens_total", "Prompt tokens found in the prefix cache.")
 elsewhere_tokens = counter(
     "gateway_elsewhere_tokens_total",
-    "Prompt tokens that another host had cached than the one a request was sent to.",
+    "Prompt tokens cached on another host, but not on the one the request was sent to.",
 )
 in_flight = gauge("gateway_requests_in_flight", "Prompts being answered now.")
-connections = gauge("gateway_connections", "Connections open at the HTTP door.")
-attempts = counter("gateway_attempts_total", "Submits sent, the first of each request included.")
-frames_lost = counter("gateway_frames_lost_total", "Frame messages noticed to be missing.")
-orphans = counter("gateway_orphans_total", "Times a worker was told to stop what nobody waits for.")
+connections = gauge("gateway_connections", "Open HTTP connections.")
+attempts = counter(
+    "gateway_attempts_total", "Attempts to submit requests to workers, including the first of each."
+)
+frames_lost = counter("gateway_frames_lost_total", "Frame messages detected as lost.")
+orphans = counter(
+    "gateway_orphans_total", "Times a worker was told to stop a sequence that no request waits for."
+)
 workers_lost = counter(
     "gateway_workers_lost_total",
-    "Workers that went away: silent, left (they were stopped), or replaced by one of their name.",
+    "Workers that went away: silent, left (they were stopped), or replaced by one of the same "
+    "name.",
     ("reason",),
 )
 

@@ -38,14 +38,15 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     if unlucky := tenants.without_a_share:
         _log.warning(
             "gateway.no_share_left", tenants=unlucky[:_NAMES_SHOWN_MAX], count=len(unlucky),
-            next="what these have cached is the first to go: have the shares of the pool in "
-            "PAGEMESH_TENANT_LIMITS leave something over, or give everybody else (*) one",
+            next="their cached pages are evicted first: lower the shares in "
+            "PAGEMESH_TENANT_LIMITS to leave part of the pool, or give everybody else (*) a "
+            "share",
         )  # fmt: skip
     if nobody := tenants.limited_nobody:
         _log.warning(
             "gateway.limits_of_nobody", tenants=nobody[:_NAMES_SHOWN_MAX], count=len(nobody),
-            next="PAGEMESH_TENANT_LIMITS has limits for them, and PAGEMESH_API_KEYS no key: name "
-            f"them as their keys do, or {ANYBODY!r} where there are no keys",
+            next="these tenants in PAGEMESH_TENANT_LIMITS have no key: use the names in "
+            f"PAGEMESH_API_KEYS, or {ANYBODY!r} if there are no keys",
         )  # fmt: skip
     _ = gate.page_origins  # validated first: loading the model and joining the bus take a while
     with contextlib.closing(take_address(gate.http_host, gate.http_port)) as taken:

@@ -48,7 +48,7 @@ def decode(data: bytes) -> Message:
         shown = version if isinstance(version, int) else type(version).__name__
         raise Malformed(f"schema version {shown} is not {SCHEMA_VERSION}")
     if not isinstance(name, str):
-        raise Malformed(f"a message name is text, not {type(name).__name__}")
+        raise Malformed(f"a message name must be text, not {type(name).__name__}")
     kind = messages.type_of(name)
     if kind is None:
         raise Malformed(f"unknown message {name[:60]!r}")

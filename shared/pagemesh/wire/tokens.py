@@ -43,7 +43,7 @@ def pack(values: Iterable[int] | U32) -> bytes:
 def unpack(data: bytes) -> U32:
     """A read-only view of packed words. Raises ``Malformed`` unless they are whole."""
     if len(data) % 4:
-        raise Malformed(f"packed words take a multiple of 4 bytes, got {len(data)}")
+        raise Malformed(f"packed words must be a multiple of 4 bytes, got {len(data)}")
     return np.frombuffer(data, _WORD)
 
 
@@ -86,7 +86,7 @@ def unpack_extents(data: bytes, *, page_count_max: int) -> U32:
     """
     words = unpack(data)
     if len(words) % 2:
-        raise Malformed("extents are pairs of words")
+        raise Malformed("extents must be pairs of words")
     if len(words) <= 2 * _FEW_EXTENTS:
         return _unpack_few(words.tolist(), page_count_max)
     counts = words[1::2].astype(np.int64)
@@ -118,4 +118,4 @@ def _check_total(total: int, least: int, page_count_max: int) -> None:
 
 def _check_last(end: int) -> None:
     if end > _PAGE_COUNT_MAX:
-        raise Malformed("an extent runs past the last page there can be")
+        raise Malformed("an extent runs past the largest possible page number")

@@ -33,8 +33,8 @@ from pagemesh.wire.errors import (
 
 _CANCELLED: dict[WhyCancelled, tuple[str, str]] = {
     "left": ("cancelled", "the request was cancelled"),
-    "slow": ("slow_reader", "the answer was read too slowly, and too much of it waited"),
-    "stopped": ("stopped", "the gateway was stopped before the answer was whole; ask again"),
+    "slow": ("slow_reader", "the client read the answer too slowly; too much of it was buffered"),
+    "stopped": ("stopped", "the gateway was stopped before the answer was complete; ask again"),
 }
 _TYPES = {
     400: "invalid_request_error",
@@ -122,25 +122,27 @@ def from_fault(fault: Fault) -> ApiError:
     after_ms = fault.retry_after_ms or 1_000
     if isinstance(fault, NotReady):
         text = (
-            "no worker is ready yet: still loading, being brought back, or without a pager; "
-            "ask again soon"
+            "no worker is ready yet: workers are still loading, restarting, or without a pager; "
+            "retry soon"
         )
         return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
     if isinstance(fault, Superseded):
         text = (
-            "the model was replaced by another version while this answer was made, and an answer "
-            "is of one version alone; ask again for one of the new version"
+            "the model was replaced by another version while this answer was generated; ask "
+            "again to get an answer from the new version"
         )
         return ApiError(503, text, code="model_replaced", retry_after_ms=after_ms)
     if isinstance(fault, Disconnected):
-        text = "the gateway cannot reach its workers now; ask again soon"
+        text = "the gateway cannot reach its workers; retry soon"
         return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
     if isinstance(fault, Busy | NoCapacity):
-        return ApiError(503, "the mesh is overloaded", code="overloaded", retry_after_ms=after_ms)
+        return ApiError(
+            503, "the mesh is overloaded; retry later", code="overloaded", retry_after_ms=after_ms
+        )
     if isinstance(fault, DeadlineExceeded):
         return ApiError(504, "the request's deadline passed", code="deadline_exceeded")
     if isinstance(fault, Denied):
         return ApiError(403, "not allowed", code="denied")
     if isinstance(fault, Malformed):
-        return ApiError(500, "a worker refused the request", code="malformed")
-    return ApiError(500, "the mesh failed on this request", code=fault.code.lower())
+        return ApiError(500, "a worker rejected the request as malformed", code="malformed")
+    return ApiError(500, "internal error in the mesh", code=fault.code.lower())

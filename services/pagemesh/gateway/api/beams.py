@@ -29,18 +29,20 @@ def beams_of(form: Common, *, scores_prompt: bool) -> Beams | None:
     if not form.use_beam_search:
         for name, default in _TAKES_SEARCH.items():
             if getattr(form, name) not in (None, default):
-                raise bad(name, f"{name} takes use_beam_search: true")
+                raise bad(name, f"{name} requires use_beam_search: true")
         return None
     for name, values in _DRAWS.items():
         value = getattr(form, name)
         if value is not None and value not in values:
-            raise bad(name, f"{name} says how to draw, and a beam search draws nothing")
+            raise bad(
+                name, f"{name} does not apply to a beam search, which does not sample: leave it out"
+            )
     if form.stream:
-        raise bad("stream", "a beam search has no token before all of them: leave stream out")
+        raise bad("stream", "a beam search cannot be streamed: leave stream out")
     if scores_prompt:
         raise unsupported("echo", "echo with logprobs in a beam search")
     if form.max_tokens == 0:
-        raise bad("max_tokens", "a beam search takes max_tokens of at least 1")
+        raise bad("max_tokens", "a beam search requires max_tokens of at least 1")
     n = form.n or 1
     return Beams(
         width=_width(form, n),
@@ -56,9 +58,9 @@ def _width(form: Common, n: int) -> int:
     if width is None:
         name, width = "n", max(n, DEFAULT_WIDTH)
     if form.best_of not in (None, width):
-        raise bad("best_of", f"best_of {form.best_of} and beam_width {width} differ: give one")
+        raise bad("best_of", f"best_of {form.best_of} and beam_width {width} differ: give only one")
     if width < n:
-        raise bad(name, f"{name} {width} is below n {n}: that many cannot be chosen from it")
+        raise bad(name, f"{name} {width} is less than n {n}: raise {name} or lower n")
     if width > BEAMS_MAX:
         raise bad(name, f"{name} {width} exceeds the limit of {BEAMS_MAX} beams")
     return width
@@ -76,7 +78,7 @@ def fit_beams(
     needed = beams.pages_max(prompt_tokens, max(max_tokens, 1), page_size)
     if needed > pool_pages or max_tokens < 1:
         message = (
-            f"{beams.width} beams may take {needed * page_size} token slots, and there are "
+            f"{beams.width} beams may need {needed * page_size} token slots, but there are only "
             f"{pool_pages * page_size}: lower max_tokens or beam_width"
         )
         raise ApiError(400, message, "beam_width", "context_length_exceeded")

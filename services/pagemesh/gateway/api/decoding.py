@@ -18,8 +18,8 @@ _BRIEF_MAX = 300
 S = TypeVar("S", bound=msgspec.Struct)
 
 _ELSEWHERE: dict[type, dict[str, str]] = {
-    CompletionBody: {"messages": "; chat completions take it"},
-    ChatBody: {"prompt": "; completions take it"},
+    CompletionBody: {"messages": "; it is a parameter of chat completions"},
+    ChatBody: {"prompt": "; it is a parameter of completions"},
 }
 """By type of body: parameters that belong to another endpoint, and which one takes them."""
 

@@ -31,7 +31,7 @@ from pagemesh.wire.work_messages import CHOICES_MAX, Beams
 
 DEFAULT_COMPLETION_TOKENS = 16
 PROMPTS_MAX = CHOICES_MAX
-_MIXED = "prompt mixes text, tokens and lists of tokens"
+_MIXED = "prompt must hold only strings, only token ids, or only lists of token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,16 @@ def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI)
     form = decode(body, ChatBody)
     _refuse_unsupported_chat(form)
     if form.top_logprobs is not None and not form.logprobs:
-        raise bad("top_logprobs", "top_logprobs takes logprobs: true")
+        raise bad("top_logprobs", "top_logprobs requires logprobs: true")
     going_on = bool(form.continue_final_message)
     adding = form.add_generation_prompt
     if going_on and adding:
-        raise bad("add_generation_prompt", "continue_final_message excludes add_generation_prompt")
+        raise bad(
+            "add_generation_prompt",
+            "continue_final_message and add_generation_prompt cannot both be true",
+        )
     if going_on and form.messages[-1].role != "assistant":
-        raise bad("continue_final_message", "the final message is not the assistant's")
+        raise bad("continue_final_message", "the final message must have the role assistant")
     prompt = ChatPrompt(
         messages=chat_messages(form.messages),
         add_generation_prompt=not going_on if adding is None else adding,
@@ -147,7 +150,7 @@ def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = O
         raise unsupported("suffix")
     _refuse_format(form.response_format)
     if form.max_tokens == 0 and not form.echo:
-        raise bad("max_tokens", "max_tokens: 0 takes echo: true")
+        raise bad("max_tokens", "max_tokens: 0 requires echo: true")
     return _ask(
         form,
         served=served,
@@ -164,7 +167,7 @@ def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = O
 def parse_tokenize(body: bytes) -> TokenizeBody:
     form = decode(body, TokenizeBody)
     if (form.prompt is None) == (form.messages is None):
-        raise bad("prompt", "give either prompt or messages")
+        raise bad("prompt", "give exactly one of prompt and messages")
     return form
 
 
@@ -198,7 +201,7 @@ def template_values(values: dict[str, Any] | None) -> dict[str, Any]:
     """Further variables for the chat template, once their names are checked."""
     for name in values or {}:
         if not name.isidentifier() or name.startswith("_"):
-            raise bad("chat_template_kwargs", f"{name[:64]!r} is no variable name")
+            raise bad("chat_template_kwargs", f"{name[:64]!r} is not a valid variable name")
     return values or {}
 
 
@@ -275,7 +278,7 @@ def _ask(
         raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {most}")
     options = form.stream_options
     if options is not None and not form.stream:
-        raise bad("stream_options", "stream_options takes stream: true")
+        raise bad("stream_options", "stream_options requires stream: true")
     stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
     return Ask(
         chat=chat,
@@ -323,27 +326,28 @@ def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[
     best_of = n if searches else form.best_of or n
     name = "best_of" if best_of > n else "n"
     if best_of * prompt_count > CHOICES_MAX:
-        raise bad(name, f"{prompt_count} prompts x {name} = {best_of} exceed {CHOICES_MAX} choices")
-    if best_of < n:
         raise bad(
-            "best_of", f"best_of {best_of} is below n {n}: that many cannot be chosen from it"
+            name,
+            f"{prompt_count} prompts x {name} {best_of} exceed the limit of {CHOICES_MAX} choices",
         )
+    if best_of < n:
+        raise bad("best_of", f"best_of {best_of} is less than n {n}: raise best_of or lower n")
     if best_of == n and not searches and form.length_penalty not in (None, 0.0, 1.0):
         raise bad(
-            "length_penalty", "length_penalty takes use_beam_search: true, or best_of above n"
+            "length_penalty", "length_penalty requires use_beam_search: true, or best_of above n"
         )
     if best_of > n and form.stream:
-        raise bad("best_of", "which choices are the best shows at their end: leave stream out")
+        raise bad("best_of", "best_of above n cannot be streamed: leave stream out")
     return n, best_of
 
 
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     if len(biases) > LOGIT_BIASES_MAX:
-        raise bad("logit_bias", f"more than {LOGIT_BIASES_MAX} biases")
+        raise bad("logit_bias", f"logit_bias has more than {LOGIT_BIASES_MAX} entries")
     out: dict[int, float] = {}
     for key, value in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise bad("logit_bias", f"{key[:32]!r} is no token id")
+            raise bad("logit_bias", f"{key[:32]!r} is not a token id")
         out[int(key)] = value
     return out
 

@@ -62,7 +62,7 @@ def sampling_defaults(folder: Path, source: GenerationConfig) -> SamplingDefault
         found = msgspec.convert(read_config(path), _Recommended)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{path}: {error}; correct it, or do without it by --generation-config none "
+            f"{path}: {error}; fix it, or ignore it with --generation-config none "
             "(PAGEMESH_GENERATION_CONFIG)"
         ) from None
     said = msgspec.structs.asdict(found)

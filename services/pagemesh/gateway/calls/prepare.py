@@ -114,7 +114,11 @@ def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
 def check_token(param: str, token: int, vocab_tokens: int) -> None:
     """Raises ``ApiError`` for a token that is not in the model's vocabulary."""
     if token >= vocab_tokens:
-        raise bad(param, f"the model has no token {token}: it has {vocab_tokens}, numbered from 0")
+        raise bad(
+            param,
+            f"token id {token} is not in the model's vocabulary of {vocab_tokens} tokens (ids "
+            "start at 0)",
+        )
 
 
 _TOP_P_MIN = 1e-9
@@ -149,8 +153,9 @@ def _max_tokens(ask: Ask, prompt_tokens: int, most: Limit, quota_tokens: int) ->
     slots = prompt_tokens + (1 if ask.max_tokens is None else ask.max_tokens)
     if slots > quota_tokens:
         message = (
-            f"prompt and max_tokens take {slots} token slots, and all requests of yours together "
-            f"may use {quota_tokens}: shorten the prompt or max_tokens, or ask for a larger quota"
+            f"prompt and max_tokens need {slots} token slots, more than your quota of "
+            f"{quota_tokens} for all your requests together: shorten the prompt, lower "
+            "max_tokens, or ask for a larger quota"
         )
         raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
     if ask.max_tokens is not None:
@@ -164,11 +169,11 @@ def limit_of(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> L
     pool_tokens = facts.pool_pages * facts.page_size
     limit, reason = min(
         (facts.context_tokens_max, ""),
-        (pool_tokens, ", all that the page pool holds"),
-        (REQUEST_TOKENS_MAX, ", as for every model here"),
+        (pool_tokens, ", the capacity of the page pool"),
+        (REQUEST_TOKENS_MAX, ", the limit for all models"),
         (
             carried_tokens(message_bytes_max),
-            f" here, for the NATS server's max_payload of {message_bytes_max} bytes",
+            f", limited by the NATS server's max_payload of {message_bytes_max} bytes",
         ),
     )
     return limit, f"this model's maximum context length is {limit} tokens{reason}"

@@ -172,7 +172,7 @@ class RequestCore:
         for choice in group:
             choice.avoid.clear()
             choice.due_ms = now_ms + 4 * limits.backoff_ms
-            choice.move(ChoiceState.WAITING, "nobody to take it")
+            choice.move(ChoiceState.WAITING, "no worker to take it")
 
     def _submit_answered(self, attempt: int, answer: Accepted | Refused, now_ms: int) -> None:
         group = [c for c in self._in(ChoiceState.SUBMITTED) if c.attempt == attempt]
@@ -206,7 +206,7 @@ class RequestCore:
             error = fault(frame.error.code, frame.error.message)
             self._attempt_failed([choice], error, now_ms)
         elif len(frame.tokens) % 4 or frame.finish in ("error", "abort"):
-            reason = Gone("the worker gave the sequence up")
+            reason = Gone("the worker gave up the sequence")
             self._attempt_failed([choice], reason, now_ms)
         elif frame.hypotheses is not None:
             self._searched(choice, frame.hypotheses, now_ms)
@@ -235,7 +235,7 @@ class RequestCore:
         choice.resend_ms = now_ms
         choice.resend_count += 1
         if choice.resend_count > self._limits.resends_max:
-            self._attempt_failed([choice], Internal("lost frames did not come again"), now_ms)
+            self._attempt_failed([choice], Internal("lost frames were not resent"), now_ms)
         else:
             first = [] if self._prompt_scored else [self.routes[choice.attempt].worker]
             self._ask(choice, dict.fromkeys([*first, worker]))
@@ -275,7 +275,7 @@ class RequestCore:
 
     def _searched(self, choice: Choice, found: list[Hypothesis], now_ms: int) -> None:
         if len(found) != self.spec.choice_count or any(len(one.tokens) % 4 for one in found):
-            self._attempt_failed([choice], Internal("the search's answer is not whole"), now_ms)
+            self._attempt_failed([choice], Internal("the beam search is incomplete"), now_ms)
             return
         answer = deliveries.search_answer(self.spec, self._texts, found)
         choice.generated = bytearray().join(one.tokens for one in found)

@@ -44,7 +44,7 @@ async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
     headers = headers_of(scope)
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        text = "the body is compressed (content-encoding); send it as it is"
+        text = "the body is compressed (content-encoding); send it uncompressed"
         raise ApiError(415, text, code="unsupported_encoding")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > bytes_max:
@@ -168,7 +168,7 @@ class Guard:
         except Exception as error:
             _log.error("gateway.http_crashed", error=error)
             if not started:
-                await send_error(labelled, ApiError(500, "the gateway failed on this request"))
+                await send_error(labelled, ApiError(500, "internal error in the gateway"))
 
     def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Check the key and note its tenant. Raises ``ApiError`` 401; only the health paths need no
@@ -177,6 +177,6 @@ class Guard:
             return
         tenant = self._tenants.tenant_of(bearer(headers.get("authorization", "")))
         if tenant is None:
-            message = "a valid API key is needed: Authorization: Bearer KEY"
+            message = "a valid API key is required: send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key")
         scope["pagemesh.tenant"] = tenant

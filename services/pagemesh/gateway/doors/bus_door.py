@@ -196,7 +196,7 @@ class BusDoor:
         headers = dict(delivery.headers)
         asked_at, answer_to = headers.pop(ASKED_AT, ""), headers.pop(ANSWER_TO, "")
         if asked_at not in _COMPLETIONS:
-            raise Malformed(f"not where completions are asked for: {asked_at[:80]!r}")
+            raise Malformed(f"not a subject of completions: {asked_at[:80]!r}")
         self._admit(Delivery(self._bus, asked_at, answer_to, delivery.data, headers))
         delivery.respond(b"")
 
@@ -226,7 +226,7 @@ class BusDoor:
         except Exception as error:
             failed = "internal"
             _log.error("gateway.bus_call_crashed", error=error)
-            await _send_error(answer, ApiError(500, "the gateway failed on this request"))
+            await _send_error(answer, ApiError(500, "internal error in the gateway"))
         finally:
             await answer.close()
         name = next(e.name for e in _ENDPOINTS if e.subject == delivery.subject)
@@ -237,7 +237,7 @@ class BusDoor:
         key = bearer(delivery.headers.get("authorization", ""))
         tenant = self._front.tenants.tenant_of(key)
         if tenant is None:
-            message = "a valid API key is needed: authorization: Bearer KEY"
+            message = "a valid API key is required: send the header authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key")
         if delivery.subject == subjects.MODELS:
             await answer.send(msgspec.json.encode(models_json(self._front)), last=True)

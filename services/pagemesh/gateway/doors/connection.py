@@ -109,7 +109,7 @@ class Connection(HttpToolsProtocol):
         self._gathered_bytes += len(data)
         super().data_received(data)
         if self._gathered_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too long.")
+            self.send_400_response("The request's headers are too long.")
 
     def on_headers_complete(self) -> None:
         if self.is_offered:

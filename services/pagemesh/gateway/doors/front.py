@@ -153,7 +153,7 @@ class Front:
         """Raises ``ApiError`` for a model that is not served here."""
         if model != self.model:
             shown = model[:100]
-            message = f"the model {shown!r} does not exist; this one does: {self.model}"
+            message = f"the model {shown!r} does not exist; available: {self.model}"
             raise ApiError(404, message, "model", "model_not_found")
 
     @contextlib.asynccontextmanager

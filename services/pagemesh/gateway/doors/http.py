@@ -256,7 +256,10 @@ class HttpDoor:
         for token in form.tokens:
             check_token("tokens", token, front.tokens.vocab_tokens)
         if front.tokens.byte_count(form.tokens) > ANSWER_BYTES_MAX:  # some stand for hundreds
-            text = f"their text exceeds {ANSWER_BYTES_MAX} bytes: send fewer tokens at once"
+            text = (
+                f"the text of these tokens exceeds {ANSWER_BYTES_MAX} bytes: send fewer tokens "
+                "at once"
+            )
             raise ApiError(400, text, "tokens", "answer_too_large")
         return {"prompt": front.tokens.decode(form.tokens)}
 
@@ -341,8 +344,8 @@ async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
     path: str = scope["path"]
     hint = "OpenAI's paths begin with /v1, e.g. /v1/models"
     if path.startswith("/v1/"):
-        hint = "answers come from /v1/chat/completions and /v1/completions"
-    message = f"there is nothing at {path[:PATH_SHOWN_MAX]!r}; {hint}"
+        hint = "for answers, use /v1/chat/completions or /v1/completions"
+    message = f"no such path: {path[:PATH_SHOWN_MAX]!r}; {hint}"
     raise ApiError(404, message, code="unknown_url")
 
 

@@ -54,7 +54,7 @@ class IdempotencyStore:
         """The answer that was given already, or None: go ahead, then ``finish`` or ``abandon``.
         Raises ``ApiError`` when the key is in use, was used for something else or is malformed."""
         if not key or len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-            raise ApiError(400, "the idempotency key is empty, too long or unprintable", HEADER)
+            raise ApiError(400, "the idempotency key is empty, too long or not printable", HEADER)
         self._expire(now_ms)
         entry = self._entries.get((tenant, key))
         if entry is None:
@@ -63,10 +63,10 @@ class IdempotencyStore:
             self._entries[tenant, key] = _Entry(body_digest, now_ms)
             return None
         if entry.body_digest != body_digest:
-            message = "the idempotency key was used with another body"
+            message = "the idempotency key was used with a different body"
             raise ApiError(400, message, HEADER, "idempotency_key_used")
         if not entry.done:
-            message = "a request with this idempotency key is running"
+            message = "a request with this idempotency key is still running"
             raise ApiError(409, message, HEADER, "idempotency_key_in_use", retry_after_ms=1_000)
         if entry.answer is None:
             message = f"a request with this idempotency key {entry.unkept_why}; use another key"

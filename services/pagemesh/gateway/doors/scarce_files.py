@@ -33,7 +33,7 @@ class ScarceFiles:
         open_count, limit = found
         _log.warning(
             "gateway.open_files_scarce", open=open_count, limit=limit, connections=connection_count,
-            next="connections beyond the limit are reset without a word: have the limit of open "
-            "files raised (nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit, "
+            next="connections beyond the limit are reset without an error: raise the limit on "
+            "open files (nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit, "
             "ulimits of a container)",
         )  # fmt: skip

@@ -80,14 +80,16 @@ def _with(limits: TenantLimits, wish: str) -> TenantLimits:
             share = 0.0
         if not 0.0 < share <= 1.0:
             what = "pool" if name == "pages" else "disk"
-            raise _wrong(wish, f"a share of the {what} is above 0% and at most 100%")
+            raise _wrong(wish, f"a share of the {what} must be above 0% and at most 100%")
         if name == "pages":
             return replace(limits, pool_share=share)
         return replace(limits, disk_share=share)
     is_number = value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX
     number = int(value) if is_number else 0
     if not 0 < number <= _NUMBER_MAX:
-        raise _wrong(wish, "a limit is a number above 0, or for pages a share such as 25%")
+        raise _wrong(
+            wish, "a limit must be a whole number above 0 or, for pages, a share such as 25%"
+        )
     match name:
         case "pages":
             return replace(limits, pages_max=number)
@@ -98,9 +100,9 @@ def _with(limits: TenantLimits, wish: str) -> TenantLimits:
         case "cache_ttl_s" if number <= CACHE_TTL_S_MAX:
             return replace(limits, cache_ttl_s=number)
         case "cache_ttl_s":
-            raise _wrong(wish, f"at most {CACHE_TTL_S_MAX} seconds")
+            raise _wrong(wish, f"cache_ttl_s must be at most {CACHE_TTL_S_MAX}")
         case _:
-            raise _wrong(wish, "there are pages, disk_pages, requests and cache_ttl_s")
+            raise _wrong(wish, "no such limit; use pages, disk_pages, requests or cache_ttl_s")
 
 
 def _wrong(part: str, what: str) -> ConfigError:

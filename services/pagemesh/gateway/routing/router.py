@@ -203,7 +203,10 @@ class Router:
         need_tokens = len(want.tokens) + want.growth_tokens
         fitting = [k for k in usable if need_tokens <= k.facts.pool_pages * k.facts.page_size]
         if not fitting:
-            return NoCapacity(f"{need_tokens} tokens exceed the page pool of every worker")
+            return NoCapacity(
+                f"{need_tokens} tokens exceed the page pool of every worker: shorten the prompt "
+                "or lower max_tokens"
+            )
         priced = [
             (cost, order, route)
             for order, (cost, route) in enumerate(self._routes(fitting, salt, want, read_cache))
@@ -222,7 +225,7 @@ class Router:
         same = [k for k in self._workers.values() if k.facts.model == model and not k.drains]
         is_served = any(known.ready for known in same)
         if is_served and all(known.facts.model_root != want.model_root for known in same):
-            return Superseded(f"another version of {model!r} is served by now")
+            return Superseded(f"{model!r} has been replaced by another version")
         after_ms = self.limits.retry_after_ms
         return NotReady(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
 

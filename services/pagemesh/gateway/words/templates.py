@@ -54,12 +54,12 @@ class _Budget(threading.local):
     def turn(self) -> None:
         self.turns += 1
         if self.turns > TURNS_MAX or time.monotonic() > self.until:
-            raise SecurityError("the template loops too much")
+            raise SecurityError("the chat template loops too often")
 
     def charge(self, characters: int) -> None:
         self.characters += characters
         if self.characters > CHARACTERS_MAX:
-            raise SecurityError("the template makes too much text")
+            raise SecurityError("the chat template produces too much text")
 
 
 _budget = _Budget()
@@ -148,11 +148,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             count, items = (left, right) if sized[1] else (right, left)
             _budget.charge(len(items) * max(0, count) if isinstance(count, int) else 0)
         elif operator == "*" and not (_within(left, 1 << 4096) and _within(right, 1 << 4096)):
-            raise SecurityError("the template multiplies too large numbers")
+            raise SecurityError("the chat template multiplies numbers that are too large")
         elif operator == "**" and not (_within(left, 64) and _within(right, 64)):
-            raise SecurityError("the template raises to too high a power")
+            raise SecurityError("the chat template raises a number to too high a power")
         elif operator == "%" and isinstance(left, str):
-            raise SecurityError("the template may not format with %")
+            raise SecurityError("the chat template may not format strings with %")
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:

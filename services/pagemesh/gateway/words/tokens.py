@@ -127,7 +127,9 @@ class Tokens:
         text = template.render(marked, add_generation_prompt=add_generation_prompt, extra=extra)
         at = text.rfind(_MARK.strip())
         if at < 0 or last.strip() not in text:
-            raise TemplateRefused("the template does not show the final message as it is")
+            raise TemplateRefused(
+                "the chat template alters or omits the final message, so it cannot be continued"
+            )
         kept = text[:at]
         return kept if text.startswith(_MARK, at) else kept.rstrip()  # the template trims content
 
