@@ -78,7 +78,7 @@ class CacheDoor:
         facts = ServiceFacts(
             _SERVICE,
             semantic(VERSION),
-            "the page cache of a host: look, pin, invalidate",
+            "the page cache of a host: inspect, pin, invalidate",
             endpoints,
         )
         async with discoverable(self._bus, facts, metadata={"host": self._host}) as discovery:
@@ -115,9 +115,11 @@ def check_place(message: Message, subject: str, host: str) -> None:
     """Check a message that did not come by this door. Those who may only read reports ask on a
     subject of its own. Raises ``Malformed`` for a message on the wrong subject."""
     if type(message) in _MESSAGES:
-        raise Malformed("operators ask in JSON, on pagemesh.v1.pages")
+        raise Malformed("this request must be sent as JSON on pagemesh.v1.pages")
     if isinstance(message, InspectPager) != (subject == subjects.pager_report(host)):
-        raise Malformed("InspectPager, and nothing else, goes to the pager's report subject")
+        raise Malformed(
+            "only InspectPager may be sent to the pager's report subject, and only there"
+        )
 
 
 def verb_of(subject: str) -> str:

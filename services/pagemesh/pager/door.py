@@ -166,7 +166,7 @@ class Door:
         """Pin what is cached of a prefix. Raises ``Gone``, ``NoCapacity`` or ``Malformed``."""
         if len(message.tokens) < self._page_size:
             raise Malformed(
-                f"only whole pages are cached, of {self._page_size} tokens, and this prefix has "
+                f"only whole pages of {self._page_size} tokens are cached, and this prefix has "
                 f"{len(message.tokens)}; give more of it"
             )
         tokens = np.asarray(message.tokens, "<u4").tobytes()
@@ -221,7 +221,7 @@ class Door:
                 self._sweeps.add(tree, self._books.pool.last_sequence)
             return self._invalidated([], 0, Retired(0, ()))
         if not message.name:
-            raise Malformed(f"nothing says which {message.what}: name it")
+            raise Malformed(f"the {message.what} has no name: give its name")
         chosen, unknown_count = self._chosen(message)
         known = self._names(message.what) if len(chosen) == unknown_count else []
         # Nobody knows whose pages are on a disk that is off: it has to forget all.
@@ -248,7 +248,7 @@ class Door:
                     "those in memory"
                 )
             if len(found) > 1:
-                raise Malformed(f"{len(found)} roots start with {message.name}: give more of it")
+                raise Malformed(f"{len(found)} roots start with {message.name}: give more digits")
             return found, 0
         label = message.what  # also the name of a tree's attribute
         found = [root for root, tree in trees.items() if getattr(tree, label) == message.name]

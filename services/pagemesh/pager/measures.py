@@ -16,38 +16,40 @@ from pagemesh.wire.messages import Message, Refused, name_of
 from pagemesh.wire.pager_messages import Granted, Queued
 
 _pages = metrics.gauge("pager_pages", "Pages by state.", ["state"])
-_leases = metrics.gauge("pager_leases", "Leases that stand or drain.")
+_leases = metrics.gauge("pager_leases", "Open leases, including draining ones.")
 _tickets = metrics.gauge("pager_tickets", "Open tickets.")
-_waiters = metrics.gauge("pager_waiters", "Sequences that wait for pages.")
+_waiters = metrics.gauge("pager_waiters", "Sequences waiting for pages.")
 _in_flight_waiters = metrics.gauge(
-    "pager_in_flight_waiters", "Sequences that wait for others to compute their prefix."
+    "pager_in_flight_waiters", "Sequences waiting for others to compute their prefix."
 )
 _in_flight_saved = metrics.counter(
-    "pager_in_flight_saved_tokens_total", "Prompt tokens not computed again, by waiting for others."
+    "pager_in_flight_saved_tokens_total",
+    "Prompt tokens not computed twice because sequences waited for others to compute them.",
 )
 _sessions = metrics.gauge("pager_sessions", "Open worker sessions.")
 _held_back = metrics.gauge(
-    "pager_quota_waiters", "Sequences that wait until their tenants use fewer pages."
+    "pager_quota_waiters", "Sequences waiting until their tenants use fewer pages."
 )
 _tenants = metrics.gauge(
-    "pager_tenant_pages", "Pages of tenants with a quota, and the quota.", ["tenant", "state"]
+    "pager_tenant_pages", "Pages of tenants with a quota, and their quotas.", ["tenant", "state"]
 )
 _wasted = metrics.gauge(
-    "pager_wasted_slots", "Token slots of used pages that hold no token, by kind.", ["kind"]
+    "pager_wasted_slots", "Empty token slots in pages that sequences use, by kind.", ["kind"]
 )
-_used_slots = metrics.gauge("pager_used_slots", "Token slots of pages that sequences use.")
+_used_slots = metrics.gauge("pager_used_slots", "Token slots in pages that sequences use.")
 _contiguous = metrics.gauge(
     "pager_contiguous_wasted_slots",
-    "Token slots that allocating each sequence's longest length in one piece would waste.",
+    "Token slots that would be wasted if each sequence's maximum length were allocated "
+    "contiguously.",
 )
 _promised = metrics.gauge(
-    "pager_promised_pages", "Free or cached pages that prompts being computed will get."
+    "pager_promised_pages", "Free or cached pages promised to prompts being computed."
 )
 _own_bytes = metrics.gauge(
     "pager_own_bytes",
-    "Memory of the pager itself, mostly its index: no file that it maps is in it.",
+    "Memory of the pager process, mostly its index; files that it maps are not included.",
 )
-_timed = metrics.gauge("pager_timed_edges", "Cached prefixes that have a time to live.")
+_timed = metrics.gauge("pager_timed_edges", "Cached prefixes with a time to live.")
 evicted_pages = metrics.counter(
     "pager_evicted_pages_total", "Pages that left a tier of the cache, by reason.",
     ["tier", "reason"],
@@ -55,14 +57,14 @@ evicted_pages = metrics.counter(
 """The pool's are counted here, those of the disk in ``tier_measures``."""
 damaged_headers = metrics.counter(
     "pager_damaged_headers_total",
-    "Pages whose headers were damaged, or half-written, when the pager took its pool over.",
+    "Pages whose headers were damaged or half-written when the pager took over its pool.",
 )
 """Counted where a pool is taken over (``storage.pool_opening``)."""
-_preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
+_preempted = metrics.counter("pager_preemptions_total", "Leases preempted for older sequences.")
 _answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
 _tokens = metrics.counter(
     "pager_prompt_tokens_total",
-    "Tokens of prompts that are cached or lately were, by what became of them.",
+    "Tokens of prompts that are or recently were cached, by fate.",
     ["fate"],
 )
 # Cached, since finding a counter by its labels takes longer than counting. The cache is bounded as

@@ -135,10 +135,13 @@ class Recovery:
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         if message.part >= message.parts:
-            raise Malformed(f"part {message.part} of {message.parts}: count parts from 0")
+            raise Malformed(
+                f"part {message.part} of {message.parts} does not exist: count parts from 0"
+            )
         if message.parts > books.limits.declare_parts_max:
             raise Malformed(
-                f"{message.parts} parts, at most {books.limits.declare_parts_max}: make them larger"
+                f"{message.parts} parts exceed the limit of {books.limits.declare_parts_max}: "
+                "send larger parts"
             )
         for held in message.leases:
             require_own(held.order, held.key)
@@ -153,7 +156,8 @@ class Recovery:
         if message.part not in begun.parts:
             if begun.line_count + len(message.leases) > books.limits.declare_leases_max:
                 raise Malformed(
-                    f"over {books.limits.declare_leases_max} leases are declared: name each once"
+                    f"more than {books.limits.declare_leases_max} leases are declared: name "
+                    "each only once"
                 )
             begun.parts.add(message.part)
             self._take_up(session, begun, message.leases)

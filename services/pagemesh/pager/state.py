@@ -227,4 +227,4 @@ class PagerCore:
 
 
 def _refuse(message: Message) -> Message:
-    raise Malformed(f"a pager does not take {type(message).__name__}")
+    raise Malformed(f"a pager does not accept {type(message).__name__} messages")

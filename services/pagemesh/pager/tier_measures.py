@@ -9,15 +9,17 @@ from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_counts import REASONS, TierCounts
 from pagemesh.runtime import metrics
 
-_on = metrics.gauge("pager_disk_on", "1 while pages are kept on disk.")
-_slots = metrics.gauge("pager_disk_slots", "Slots for pages on disk.", ["state"])
-_moved = metrics.counter(
-    "pager_disk_pages_total", "Pages by what became of them in the disk tier.", ["fate"]
-)
+_on = metrics.gauge("pager_disk_on", "1 while the disk tier is on.")
+_slots = metrics.gauge("pager_disk_slots", "Page slots of the disk tier.", ["state"])
+_moved = metrics.counter("pager_disk_pages_total", "Pages of the disk tier, by fate.", ["fate"])
 _rates = metrics.gauge(
-    "pager_fetch_rates", "What the choice to read from disk goes by; 0: not measured.", ["rate"]
+    "pager_fetch_rates",
+    "Rates by which the pager chooses between reading from disk and recomputing; 0: not measured.",
+    ["rate"],
 )
-_failures = metrics.counter("pager_disk_failures_total", "Times that the disk tier was given up.")
+_failures = metrics.counter(
+    "pager_disk_failures_total", "Times the disk tier was turned off after a failure."
+)
 
 
 def _rates_of(disk: DiskTier | None) -> dict[str, float]:

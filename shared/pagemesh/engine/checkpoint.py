@@ -170,8 +170,7 @@ def _version(path: Path) -> Version:
 def changed(path: Path) -> FilesChangedError:
     """The error for a model file that changed while it was read."""
     return FilesChangedError(
-        f"model {path}: was changed while it was read; wait until all of it is there, then start "
-        "again"
+        f"model {path}: was changed while it was read; wait until it is complete, then start again"
     )
 
 

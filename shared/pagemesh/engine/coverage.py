@@ -144,7 +144,7 @@ def rope_kinds(source: Any) -> Iterator[str]:
     """The kinds of rotary scaling of a configuration, which may differ by type of layer."""
     given = _rope_of(source) or {}
     if not isinstance(given, Mapping):
-        raise TypeError("rope_parameters is no table")
+        raise TypeError("rope_parameters is not a table")
     nested = [part for part in given.values() if isinstance(part, Mapping)]
     for part in nested or [given]:
         yield str(part.get("rope_type") or part.get("type") or "default")

@@ -132,7 +132,9 @@ class MemoryBox:
             except OSError as error:
                 if self._closing.wait(_PAUSE_S):
                     return
-                _log.warning("worker.memory_box", error=error, next="it listens again")
+                _log.warning(
+                    "worker.memory_box", error=error, next="the socket accepts connections again"
+                )
                 continue
             with connection:
                 connection.settimeout(_EXCHANGE_S_MAX)
@@ -166,7 +168,7 @@ class MemoryBox:
             self._move(message, packet)
             return None
         if not isinstance(message, HandMemory):
-            raise Malformed("this socket takes HandMemory and MovePages alone")
+            raise Malformed("this socket accepts only HandMemory and MovePages messages")
         pool = message.pool_incarnation
         if (packet.descriptor is not None) != (message.action == "take"):
             raise Malformed(f"{message.action} comes with the wrong number of descriptors")
@@ -193,7 +195,9 @@ class MemoryBox:
         with self._changed:
             # The mover would keep a pool mapped for good after its successor came.
             if pool != next(reversed(self._descriptors), None):
-                raise Gone(f"this worker has no memory of pool {pool:x}, or one follows it")
+                raise Gone(
+                    f"this worker has no memory of pool {pool:x}, or a newer pool has replaced it"
+                )
             own = os.dup(self._descriptors[pool])
         try:
             self._mover.move(message, own, packet.descriptor)
@@ -224,4 +228,4 @@ class MemoryBox:
                 lambda: self._closing.is_set() or not self.is_discarded, _UNMAP_S_MAX
             )
             if self.is_discarded:
-                raise Busy("a step goes on over the pool before")
+                raise Busy("a step is still running on the previous pool")

@@ -53,7 +53,7 @@ def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
         try:
             return _open_engine(config, progress)
         except FilesChangedError as error:
-            _log.warning("worker.model_changed", why=str(error), next="it is read again")
+            _log.warning("worker.model_changed", why=str(error), next="the model is read again")
             time.sleep(_PAUSE_S)
     return _open_engine(config, progress)
 

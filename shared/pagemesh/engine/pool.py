@@ -58,7 +58,9 @@ class WorkerPool:
         )
         if not same:
             file.close()
-            raise Stale(f"{opened.pool_path} is not the pool that the pager serves; ask it again")
+            raise Stale(
+                f"{opened.pool_path} is not the pool that the pager serves; ask the pager again"
+            )
         if box is None:
             return cls(file, layout)
         try:

@@ -91,7 +91,7 @@ class Actor(Generic[E]):
         """Queue an event. Raises ``Busy`` when the inbox is full, ``Absent`` when stopping."""
         if self._stopping:
             self._refused += 1
-            raise Absent(f"{self.name} is stopping and takes nothing new")
+            raise Absent(f"{self.name} is stopping and accepts no new messages")
         if len(self._queue) >= self._inbox_count_max:
             self._refused += 1
             raise Busy(

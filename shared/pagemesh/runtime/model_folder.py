@@ -74,7 +74,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """A model's configuration, as it stands in the file. Raises ``ConfigError``."""
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"model {path}: is no configuration, it is far too large")
+            raise ConfigError(f"model {path}: is far too large to be a configuration")
         config: Any = json.loads(path.read_bytes())  # transformers writes Infinity too
     except OSError as error:
         raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None

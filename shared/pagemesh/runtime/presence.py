@@ -100,12 +100,12 @@ class Presence:
     def _admit(self, delivery: Delivery) -> None:
         message = _announced(delivery.data)
         if not isinstance(message, Announce):
-            raise Malformed("the presence subject takes announcements")
+            raise Malformed("the presence subject accepts only Announce messages")
         self._tell(self.directory.hear(message, self._clock.now_ms()))
 
     def _asked(self, delivery: Delivery) -> None:
         if not isinstance(codec.decode(delivery.data), AskPresence):
-            raise Malformed("this subject takes the question who is there")
+            raise Malformed("this subject accepts only AskPresence messages")
         self._wanted.set()
 
     def _silent_in_ms(self) -> int:

@@ -123,7 +123,7 @@ async def _until_stopped(
         await work
     except asyncio.CancelledError:
         if signal_count > 1:
-            _log.warning("service.cut_off", reason="a second signal came while it drained")
+            _log.warning("service.cut_off", reason="a second signal arrived while it was draining")
         else:
             _log.error("service.not_drained", within_ms=drain_ms)
         return EXIT_CRASHED

@@ -48,8 +48,10 @@ _SCOPE = InstrumentationScope("pagemesh", VERSION)
 _NO_ATTRIBUTES: Attributes = {}
 _log = get_logger(__name__)
 
-_exported = metrics.counter("spans_exported_total", "Spans the collector took.")
-_dropped = metrics.counter("spans_dropped_total", "Spans lost: queue full or collector away.")
+_exported = metrics.counter("spans_exported_total", "Spans accepted by the collector.")
+_dropped = metrics.counter(
+    "spans_dropped_total", "Spans dropped because the queue was full or the collector unavailable."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,9 @@ class SpanSink:
         if sent and self._failing:
             _log.warning("spans.taken_again", collector=self._where)
         elif not sent and not self._failing and not self._closing:
-            next_ = "spans are dropped until it does; PAGEMESH_OTLP (--otlp) names it"
+            next_ = (
+                "spans are dropped until the collector accepts them; check PAGEMESH_OTLP (--otlp)"
+            )
             _log.warning("spans.not_taken", collector=self._where, next=next_)
         self._failing = not sent
 

@@ -87,14 +87,15 @@ class Filling:
         slots, filled = lease.page_count * self._page_size, fill.filled_tokens
         if fill.first_token > known:
             raise Malformed(
-                f"tokens from {fill.first_token} on, but only {known} are known: send all others"
+                f"the tokens start at {fill.first_token}, but only {known} are known: send all "
+                "that follow these"
             )
         if fill.tokens:
             end = max(known, self._require_tokens(lease, fill, known))
         if filled > end or filled > slots:
             raise Malformed(
-                f"{filled} filled of {end} known tokens and {slots} slots: send the "
-                "tokens of what is filled, and extend first"
+                f"{filled} slots are filled, but {end} tokens are known and the lease has "
+                f"{slots} slots: send the tokens of all filled slots, and extend the lease first"
             )
         if end > known and end > slots + self._page_size:
             raise Malformed(
@@ -107,7 +108,8 @@ class Filling:
         count, odd = divmod(len(fill.tokens), 4)
         if odd:
             raise Malformed(
-                f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}: send whole ids"
+                f"packed tokens must be a multiple of 4 bytes, got {len(fill.tokens)}: send "
+                "whole ids"
             )
         brought = fill.first_token + count
         low = max(lease.committed_pages * self._page_size, fill.first_token)
@@ -117,8 +119,8 @@ class Filling:
             theirs = fill.tokens[4 * (low - fill.first_token) : 4 * (high - fill.first_token)]
             if ours != theirs:
                 raise Malformed(
-                    f"tokens {low} to {high} differ from those known, which never change: release "
-                    "the lease and admit again"
+                    f"tokens {low} to {high} differ from the known ones, which cannot change: "
+                    "release the lease and admit again"
                 )
         return brought
 

@@ -33,7 +33,7 @@ from pagemesh.wire.pager_messages import (
 )
 from pagemesh.wire.tokens import PageCopy, unpack_extents
 
-_FORGET = "it is over, go on without its lease"
+_FORGET = "forget it and go on without its lease"
 _ANEW = "admit the sequence again"
 
 
@@ -53,7 +53,7 @@ class Handover:
         known = self._find(message.ticket)
         if known is not None:
             if known.offerer != message.incarnation or known.lease.id != message.lease:
-                raise Malformed("the ticket id is taken: draw another")
+                raise Malformed("the ticket id is in use: choose another")
             if known.life.state is not TicketState.OFFERED:
                 raise Gone(f"the ticket is {known.life.state.value}: {_FORGET}")
             return Offered(ticket=known.id, handle=known.handle)
@@ -61,7 +61,8 @@ class Handover:
         self._filling.require(lease, message.fill)
         if len(books.tickets) >= books.limits.ticket_count_max:
             raise Busy(
-                f"{len(books.tickets)} tickets are open: offer again later, or go on here",
+                f"{len(books.tickets)} tickets are open: offer again later, or continue on this "
+                "worker",
                 retry_after_ms=1_000,
             )
         self._filling.take(lease, message.fill)
@@ -103,19 +104,19 @@ class Handover:
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         ticket = self._find(message.ticket)
         if ticket is None:
-            raise Stale(f"the ticket is of another life, or long over: {_ANEW}")
+            raise Stale(f"the ticket is unknown or too old: {_ANEW}")
         lease, state = ticket.lease, ticket.life.state
         if state is TicketState.REDEEMED and ticket.redeemer == message.incarnation:
             if session.by_key.get(lease.key) is lease:
                 return lease.granted()
-            raise TicketOver(f"the ticket was redeemed and its lease is over: {_ANEW}")
+            raise TicketOver(f"the ticket was redeemed and its lease has ended: {_ANEW}")
         if state is TicketState.EXPIRED:
             raise TicketOver(f"the ticket has expired: {_ANEW}")
         if state is not TicketState.OFFERED:
             raise Gone(f"the ticket is {state.value}: {_FORGET}")
         self._require_same(message, ticket)
         if message.key in session.by_key:
-            raise Stale("the sequence holds another lease already: release that first")
+            raise Stale("the sequence already holds another lease: release it first")
         self._close(ticket, TicketState.REDEEMED, "redeem")
         ticket.redeemer = message.incarnation
         lease.life.move(LeaseState.HELD, "redeem")
@@ -135,16 +136,16 @@ class Handover:
         session = books.open_session(message.worker, message.incarnation, books.facts.epoch)
         ticket = self._find(message.ticket)
         if ticket is None or ticket.offerer != message.incarnation:
-            raise Stale(f"no such ticket of yours in this life: {_ANEW}")
+            raise Stale(f"this worker has no such ticket: {_ANEW}")
         lease = ticket.lease
         if ticket.withdrawn and session.by_key.get(lease.key) is lease:
             return Ok()
         if ticket.withdrawn or ticket.life.state is TicketState.EXPIRED:
-            raise Stale(f"the ticket's lease is over: {_ANEW}")
+            raise Stale(f"the ticket's lease has ended: {_ANEW}")
         if ticket.life.state is not TicketState.OFFERED:
             raise Gone(f"the ticket is {ticket.life.state.value}: {_FORGET}")
         if lease.key in session.by_key:
-            raise Stale("the sequence holds another lease already: release that first")
+            raise Stale("the sequence already holds another lease: release it first")
         self._close(ticket, TicketState.CANCELLED, "withdraw", tell=False)
         ticket.withdrawn = True
         lease.life.move(LeaseState.HELD, "withdraw")
@@ -159,16 +160,16 @@ class Handover:
         ticket = self._find(message.ticket)
         if ticket is None or ticket.withdrawn:
             raise Gone(
-                "the ticket is unknown, long over or withdrawn: release its lease if you hold it"
+                "the ticket is unknown, too old or withdrawn: release its lease if you hold it"
             )
         match ticket.life.state:
             case TicketState.OFFERED:
                 self.close_and_end(ticket, TicketState.CANCELLED, "cancel")
             case TicketState.REDEEMED if ticket.redeemer != message.incarnation:
-                raise Gone(f"somebody else redeemed the ticket: {_FORGET}")
+                raise Gone(f"another worker redeemed the ticket: {_FORGET}")
             case TicketState.REDEEMED if ticket.lease.life.state is LeaseState.HELD:
                 if ticket.lease.incarnation != message.incarnation:  # it was offered again since
-                    raise Gone(f"somebody else has the ticket's lease by now: {_FORGET}")
+                    raise Gone(f"another worker now holds the ticket's lease: {_FORGET}")
                 # The reply to Redeem may be lost, so the holder may not know: have it confirm.
                 books.revoke(ticket.lease, "stale")
             case _:
@@ -218,13 +219,16 @@ class Handover:
         filling.require(lease, message.fill)
         if any(there) or len({lease.key, *message.children}) <= len(message.children):
             raise Malformed(
-                "a child is named twice or holds a lease already: fork those without one, each once"
+                "a child is named twice or already holds a lease: name each child without a "
+                "lease once"
             )
         if any(key.request != lease.key.request for key in message.children):
-            raise Malformed("a child is another request's: fork choices of this one")
+            raise Malformed("a child belongs to another request: fork only choices of this one")
         filled = message.fill.filled_tokens
         if message.reserve_tokens < filled:
-            raise Malformed("less is reserved than is filled: reserve at least that")
+            raise Malformed(
+                "reserve_tokens is less than the filled slots: reserve at least as many"
+            )
         if filled < lease.filled_tokens:
             raise Stale(
                 f"{filled} slots to fork, but {lease.filled_tokens} are filled: fork all of them"
@@ -243,9 +247,9 @@ class Handover:
         room = min(room, self._admission.quota_room(lease) - pinned)
         if need > room or waits:
             raise NoCapacity(
-                f"{need} pages for {len(message.children)} children, {room} "
-                f"are to be had{' and older sequences wait' if waits else ''}: ask again later, or "
-                "admit each, which finds the prompt cached",
+                f"{len(message.children)} children need {need} pages, {room} are "
+                f"available{' and older sequences wait' if waits else ''}: ask again later, or "
+                "admit each child, which reuses the cached prompt",
                 retry_after_ms=books.limits.ask_again_ms,
             )
         filling.take(lease, message.fill)
@@ -302,12 +306,14 @@ class Handover:
     def _require_same(self, message: Redeem, ticket: Ticket) -> None:
         ours, theirs = ticket.handle, message.handle
         if message.key != ticket.lease.key:
-            raise Malformed("the ticket is of another sequence: name the one that was offered")
+            raise Malformed(
+                "the ticket belongs to another sequence: name the one it was offered for"
+            )
         if (theirs.pool_incarnation, theirs.layout_digest) != (
             ours.pool_incarnation,
             ours.layout_digest,
         ):
-            raise Stale(f"the handle is of another pool: {_ANEW}")
+            raise Stale(f"the handle belongs to another pool: {_ANEW}")
         if (theirs.lease, theirs.granted_at, theirs.token_count) != (
             ours.lease,
             ours.granted_at,

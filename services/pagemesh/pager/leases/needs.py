@@ -27,18 +27,25 @@ class Needs:
         """Raises a ``Fault`` if ``message`` cannot be admitted, however much room there is."""
         count, extra = divmod(len(message.tokens), 4)
         if extra or not count:
-            raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
+            raise Malformed(
+                "packed tokens must be a multiple of 4 bytes, and at least 4, got "
+                f"{len(message.tokens)}"
+            )
         if message.reserve_tokens < count:
-            raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
+            raise Malformed(
+                f"reserve_tokens {message.reserve_tokens} is less than the {count} tokens sent"
+            )
         require_own(message.order, message.key)
         if not message.deadline_ms:
-            raise DeadlineExceeded("no time is left to admit in")
+            raise DeadlineExceeded("no time is left before the deadline")
         page_count = -(-message.reserve_tokens // self._page_size)
         self.require_in_pool(page_count)
         if message.terms.has_quota:
             self._quotas.require_fitting(message.terms, page_count)
         if not self._books.slots or not has_root_place(self._books, message.root):
-            raise Busy("too many leases are open, or of too many roots", retry_after_ms=1_000)
+            raise Busy(
+                "too many leases are open, or leases of too many roots", retry_after_ms=1_000
+            )
 
     def require_in_pool(self, page_count: int) -> None:
         """Raises ``NoCapacity`` if the whole pool has fewer pages, and ``Busy`` if it has fewer
@@ -46,13 +53,13 @@ class Needs:
         """
         if page_count > self._page_count:
             raise NoCapacity(
-                f"{page_count} pages are wanted, and the whole pool has {self._page_count}: "
-                "shorten the prompt or max_tokens, or enlarge the pool"
+                f"the request needs {page_count} pages, and the whole pool has "
+                f"{self._page_count}: shorten the prompt, lower max_tokens, or enlarge the pool"
             )
         if self._books.loads and page_count > self._page_count - (stuck := self._stuck_pages()):
             raise Busy(
-                f"{page_count} pages are wanted, and {stuck} of {self._page_count} wait for a disk "
-                "that does not answer: ask again",
+                f"the request needs {page_count} pages, and {stuck} of {self._page_count} wait "
+                "for a disk that does not answer: try again later",
                 retry_after_ms=1_000,
             )
 

@@ -39,8 +39,8 @@ class Quotas:
     def _require(self, tenant: str, quota_pages: int, page_count: int) -> None:
         if page_count > quota_pages:
             raise OverQuota(
-                f"{page_count} pages are wanted, and {tenant} may use {quota_pages} at once: "
-                "shorten the prompt or max_tokens, or ask for a larger quota"
+                f"the request needs {page_count} pages, and {tenant} may use {quota_pages} at "
+                "once: shorten the prompt, lower max_tokens, or ask for a larger quota"
             )
 
     def account_of(self, message: Admit | Extend) -> Account | None:

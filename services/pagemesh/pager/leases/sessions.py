@@ -46,27 +46,29 @@ class Sessions:
         books, facts = self._books, self._books.facts
         if message.pool.layout_digest != facts.layout_digest:
             raise Stale(
-                f"the pool's pages are {_shape(facts)}, yours {_shape(message.pool)}: another "
-                "model, --kv-dtype or --page-size"
+                f"the pool's pages are {_shape(facts)}, this worker's are "
+                f"{_shape(message.pool)}: its model, --kv-dtype or --page-size differs"
             )
         if (message.pool.page_size, message.pool.page_bytes) != (
             facts.page_size,
             facts.page_bytes,
         ):
-            raise Malformed("page size or bytes differ under the same layout digest")
+            raise Malformed("page size or page bytes differ although the layout digest is the same")
         if message.pool.place != facts.place:
             here, there = (place or "host memory" for place in (facts.place, message.pool.place))
             raise Stale(f"the pool's pages are in {here}, yours would be in {there}")
         session = books.sessions.get(message.incarnation)
         if session is None:
             if len(books.sessions) >= books.limits.session_count_max:
-                raise Busy(f"{len(books.sessions)} sessions are known", retry_after_ms=1_000)
+                raise Busy(
+                    f"too many sessions are known ({len(books.sessions)})", retry_after_ms=1_000
+                )
             session = Session(
                 message.incarnation, message.worker, message.lock_name, 0,
                 Lifecycle(SESSION_MOVES, SessionState.OPEN, "open"),
             )  # fmt: skip
         elif session.worker and session.worker != message.worker:
-            raise Malformed(f"incarnation {message.incarnation} is {session.worker}'s")
+            raise Malformed(f"incarnation {message.incarnation} belongs to {session.worker}")
         elif not session.is_open:
             session.life.move(SessionState.OPEN, "open")
         self._replace(message.worker, session)

@@ -35,7 +35,7 @@ def require_own(order: Order, key: SequenceKey) -> None:
     """Raises ``Malformed`` unless ``order`` belongs to the sequence ``key``: two sequences with one
     order would have the same place."""
     if order.request != key.request or order.choice != key.choice:
-        raise Malformed("the order is another sequence's")
+        raise Malformed("the order belongs to another sequence")
 
 
 @dataclass(frozen=True, slots=True)

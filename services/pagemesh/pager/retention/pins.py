@@ -68,8 +68,9 @@ class Pins:
         match = books.forest.match(tree.root, tokens, pages_max) if tree is not None else None
         if tree is None or match is None or not match.pages:
             raise Gone(
-                "no whole page of it is cached here; send a prompt that begins with it first, with "
-                "the same API key and cache_salt (what chats begin with is `--messages`)"
+                "no whole page of this prefix is cached here; send a prompt that begins with it "
+                "first, with the same API key and cache_salt (for the beginning of chats, use "
+                "`--messages`)"
             )
         self._require_room(name, match)
         self._require_quota(tree, match)
@@ -92,11 +93,13 @@ class Pins:
             node = node.parent
         if pages > self.pages_max:
             raise NoCapacity(
-                f"{pages} pages would be pinned, at most {self.pages_max} may be; "
+                f"{pages} pages would be pinned in total, and at most {self.pages_max} may be; "
                 "unpin others, or raise PAGEMESH_PIN_SHARE_MAX"
             )
         if name not in books.pins and len(books.pins) >= books.limits.pin_count_max:
-            raise NoCapacity(f"{len(books.pins)} prefixes are pinned; unpin one first")
+            raise NoCapacity(
+                f"{len(books.pins)} prefixes are pinned, which is the limit; unpin one first"
+            )
 
     def _require_quota(self, tree: Tree, match: Match) -> None:
         """Raises ``NoCapacity`` when pinning ``match`` would make the tenant of ``tree`` exceed its
@@ -105,8 +108,8 @@ class Pins:
         if account.tenant and more and account.used_pages + more > account.quota_pages:
             raise NoCapacity(
                 f"{more} pages more would be in use of the {account.quota_pages} that "
-                f"{account.tenant} may use, and {account.used_pages} are; pin it when fewer of its "
-                "sequences run, or ask for a larger quota"
+                f"{account.tenant} may use, and {account.used_pages} already are; pin it when "
+                "fewer of its sequences run, or ask for a larger quota"
             )
 
     def _enter(self, name: str, tree: Tree, anchor: Node, ttl_ms: int | None) -> Pin:

@@ -113,7 +113,7 @@ class DevicePages:
             return _Staging(self._row_count, self._facts.page_bytes)
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise Busy(f"no memory to move pages through ({reason})", retry_after_ms=500) from None
+            raise Busy(f"no memory for staging pages ({reason})", retry_after_ms=500) from None
 
     def give_back(self, staging: _Staging) -> None:
         """Take back ``staging``, which nobody uses and no worker will write to any more."""

@@ -66,7 +66,8 @@ def log_event(event: TierEvent) -> None:
         case DiskFailed(why):
             _log.error(
                 "pager.disk_off", why=why,
-                next="serving goes on without; mend what is wrong, then restart the pager",
+                next="serving continues without the disk tier; fix the cause, then restart the "
+                "pager",
             )  # fmt: skip
         case _:
             pass
@@ -195,8 +196,8 @@ class Disk:
         _log.error(
             "pager.disk_page_damaged", file=str(self._place.path("pages")), slot=slot,
             damaged=self._damaged_count,
-            next="it is computed again; where more follow, look at the disk's health (kernel log, "
-            "SMART) and at who else writes into the folder",
+            next="the page is recomputed; if this repeats, check the disk's health (kernel log, "
+            "SMART) and what else writes to the folder",
         )  # fmt: skip
         self._damaged_count, self._told_s = 0, now_s
 
@@ -204,8 +205,8 @@ class Disk:
         """Switch the disk off: too much was damaged."""
         events = self._off(
             f"{self._place.path('pages')}: {command.damaged_count} of the last "
-            f"{command.load_count} reads found damaged pages; look at the disk's health, and "
-            "remove the file if it was written over"
+            f"{command.load_count} reads found damaged pages; check the disk's health, and "
+            "remove the file if something overwrote it"
         )
         for event in events:
             self._report(event)
@@ -248,8 +249,8 @@ class Disk:
             return self._fail(error)
         except MemoryError:
             return self._off(
-                f"{self._place.folder}: there is no memory for a list of what "
-                f"{self._place.bytes_max / 2**30:,.0f} GiB hold; give PAGEMESH_DISK_BYTES less"
+                f"{self._place.folder}: there is no memory for an index of "
+                f"{self._place.bytes_max / 2**30:,.0f} GiB; lower PAGEMESH_DISK_BYTES"
             )
         self._is_open = True
         return [DiskFound(tier, found.dropped_count, self._retired.read())]
@@ -325,7 +326,7 @@ class Disk:
         if not written and self._is_open:  # until then it is told to write nothing
             _log.error(
                 "pager.disk_does_not_answer", folder=str(self._place.folder),
-                next="what was not written there is computed again; look at the disk's health",
+                next="pages that were not written are recomputed; check the disk's health",
             )  # fmt: skip
         read = _ends(self._reader, *self._filling)
         if self._file is not None and written and read:

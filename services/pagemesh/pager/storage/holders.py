@@ -180,7 +180,7 @@ class Holders:
             return False
         _log.warning(
             "pager.kills_holder", worker=holder.worker if holder else "", pid=pid,
-            reason="others wait for pages that it was told to let go of, and it did not",
+            reason="it was told to release pages that others wait for, and did not",
         )  # fmt: skip
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -194,9 +194,10 @@ class Holders:
         self._unfound.add(incarnation)
         _log.warning(
             "pager.holder_not_found", worker=holder.worker, lock=holder.lock_name,
-            reason="it is to be killed, and /proc/locks names no process, or several, for its lock",
-            next="end that worker yourself; have PAGEMESH_POOL_DIR on a tmpfs, since for btrfs and "
-            "overlayfs another device may stand there than files say that they are on",
+            reason="it must be killed, but /proc/locks names no process, or several, for its "
+            "lock",
+            next="end that worker yourself; put PAGEMESH_POOL_DIR on a tmpfs, since for files "
+            "on btrfs and overlayfs /proc/locks may name another device than stat does",
         )  # fmt: skip
 
     def _lock_path(self, lock_name: str) -> Path:
@@ -209,7 +210,7 @@ class Holders:
         why = self._file.replace(_Lines(lines))
         if why:
             if why != self._refused_why:
-                next_ = "make room in PAGEMESH_POOL_DIR; workers are told to come again"
+                next_ = "make room in PAGEMESH_POOL_DIR; workers are told to retry"
                 _log.error("pager.holders_not_written", path=str(self.path), why=why, next=next_)
             self._refused_why = why
             text = f"{self.path}: {why}; make room in PAGEMESH_POOL_DIR"

@@ -50,7 +50,7 @@ class KeptFile(Generic[K]):
             check, _, body = found.partition(b"\n")
             if check == xxh3_128_hexdigest(body).encode():
                 return msgspec.json.decode(body, type=self._kind)
-            problem = "it is torn"
+            problem = "its checksum is wrong"
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
@@ -66,12 +66,13 @@ class KeptFile(Generic[K]):
             if self.unkept is None:
                 _log.error(
                     "pager.file_not_written", path=str(self.path), why=why,
-                    next="what operators pin, unpin and invalidate is lost with this pager until "
-                    "it can be written; make room there, or let the pager write there",
+                    next="pins, unpins and invalidations are lost when this pager ends, unless "
+                    "the file can be written before; make room there, or let the pager write "
+                    "there",
                 )  # fmt: skip
             self._owed, self.unkept = value, Busy(
                 f"done, but a pager that is restarted does not know of it: {self.path}: {why}; "
-                "make room there, or let this one write there, and it is written down"
+                "make room there, or let this pager write there, and it will be saved"
             )  # fmt: skip
         else:
             self._owed = self.unkept = None
@@ -107,7 +108,7 @@ class KeptFile(Generic[K]):
         except OSError as error:
             _log.error(
                 "pager.file_not_removed", path=str(self.path), why=error.strerror,
-                next="remove it, or the next pager forgets once more what is forgotten already",
+                next="remove it, or the next pager repeats an invalidation that is done",
             )  # fmt: skip
 
 

@@ -77,8 +77,8 @@ class PoolMemory:
             if not keeping:
                 raise
             raise Busy(
-                f"{', '.join(keeping)} may have the memory of an earlier pool still, and for both "
-                f"there is no room ({fault.message})",
+                f"{', '.join(keeping)} may still hold the memory of an earlier pool, and there "
+                f"is no room for both ({fault.message})",
                 retry_after_ms=_RETRY_MS,
             ) from None
 
@@ -200,7 +200,7 @@ class PoolMemory:
 
     def _take_in(self, facts: PoolFacts, packet: Packet) -> None:
         if packet.descriptor is None:
-            raise Internal("a worker answered without the memory")
+            raise Internal("the worker answered without sending the memory")
         self.drop()
         self._pool, self._descriptor = facts.incarnation, packet.descriptor
 

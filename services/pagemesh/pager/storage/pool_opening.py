@@ -51,8 +51,10 @@ async def adopt_pool(
     if not holders.load():  # again, since until now another pager might have served it
         _log.error(
             "pager.pool_damaged", path=str(path),
-            error=f"{holders.path} is damaged or not there: nobody knows who may still write to it",
-            next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
+            error=f"{holders.path} is damaged or missing: workers may still write to the pool, "
+            "and it is unknown which",
+            next="a new pool is made, and the cached pages are lost; do not touch the files in "
+            "PAGEMESH_POOL_DIR",
         )  # fmt: skip
         store.file.remove()
         return None
@@ -82,7 +84,7 @@ async def take_over(
     if lost:
         _log.warning(
             "pager.pins_lost", pins=lost,
-            next="not all pages are there any more; send the prefix again, then pin it",
+            next="some of their pages are gone; send the prefix again, then pin it",
         )  # fmt: skip
     return commands
 
@@ -101,9 +103,9 @@ def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Re
         "pager.headers_damaged", path=store.facts.path, pages=count, of=pool.total,
         half_written=int(np.count_nonzero(half_written)),
         behind=int(np.count_nonzero(whole)) - pool.idle - pool.pinned,
-        next="these pages and those behind them become free, and what they held is computed anew; "
-        "a pager that is killed leaves one half-written as a rule, of more the cause is memory, or "
-        "somebody else who writes to PAGEMESH_POOL_DIR",
+        next="these pages and those behind them are freed, and their content is computed anew; "
+        "a killed pager usually leaves one half-written, more of them point to bad memory or to "
+        "something else that writes to PAGEMESH_POOL_DIR",
     )  # fmt: skip
 
 
@@ -165,7 +167,8 @@ def _is_removed(store: PoolStore) -> bool:
         return False
     _log.error(
         "pager.pool_removed", path=store.facts.path,
-        next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
+        next="a new pool is made, and the cached pages are lost; do not touch the files in "
+        "PAGEMESH_POOL_DIR",
     )  # fmt: skip
     return True
 
@@ -173,6 +176,6 @@ def _is_removed(store: PoolStore) -> bool:
 def _check_memory(disk: DiskPlace) -> None:
     if disk.medium == "memory" or disk.memory_bytes:
         raise NoCapacity(
-            "PAGEMESH_HOST_BYTES (--host-bytes): pages are in the host's memory already; leave it "
-            "out, or give PAGEMESH_POOL_BYTES more"
+            "PAGEMESH_HOST_BYTES (--host-bytes): pages are in the host's memory already; leave "
+            "it out, or raise PAGEMESH_POOL_BYTES"
         )

@@ -77,8 +77,8 @@ class RetiredNotes:
         file = self._files[-1]
         if self._late:
             return Busy(
-                f"done, but a pager that is restarted may not know of it: {file.path.parent} does "
-                "not answer; once it does, it is written down"
+                f"done, but a pager that is restarted may not know of it: {file.path.parent} "
+                "does not answer; once it does, it will be saved"
             )
         return file.unkept
 

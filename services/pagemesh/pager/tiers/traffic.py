@@ -302,7 +302,7 @@ class Tiers:
         books.freed = True
         if disk is not None and self._damage.is_too_much:
             counts = self._damage.damaged_count, self._damage.load_count
-            self._switch_off("too many pages there are damaged")
+            self._switch_off("too many pages on disk are damaged")
             books.out.append(GiveUpDisk(*counts))
 
     def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:

@@ -101,7 +101,7 @@ class CudaMaker:
             except RuntimeError as error:
                 _log.warning(
                     "worker.staging_not_pinned", why=str(error), bytes=memory.numel(),
-                    remedy="none is needed; pages take longer to leave the device and to come back",
+                    remedy="none is needed; copies of pages from and to the device take longer",
                 )  # fmt: skip
                 return _nothing
 

@@ -164,7 +164,7 @@ def warn_of_memory(graph_count: int) -> None:
     """Warn that there are ``graph_count`` graphs and no memory for more."""
     _log.warning(
         "worker.graphs_limited", graphs=graph_count,
-        why="the device has no memory for another; steps without one take longer",
+        why="the device has no memory for another CUDA graph; steps without one take longer",
         remedy="lower PAGEMESH_POOL_BYTES, or PAGEMESH_SEQUENCE_COUNT_MAX",
     )  # fmt: skip
 

@@ -195,7 +195,9 @@ class WorkerBehaviour(Behaviour[Input]):
     def _pool_missing(self, opened: SessionOpened) -> None:
         if opened is self._pool:
             self._around.on_pool(0)
-        _log.warning("worker.pool_missing", path=opened.pool_path, next="the pager is asked again")
+        _log.warning(
+            "worker.pool_missing", path=opened.pool_path, next="the worker asks the pager again"
+        )
         self._around.admit(PoolMissing(opened.pool_incarnation))
 
     async def end(self) -> None:
@@ -240,7 +242,9 @@ class WorkerBehaviour(Behaviour[Input]):
         ``Malformed`` for a message on the wrong subject."""
         looks = isinstance(message, InspectWorker)
         if looks != (subject == subjects.worker_report(self._around.name)):
-            raise Malformed("InspectWorker, and nothing else, goes to a worker's inspect subject")
+            raise Malformed(
+                "only InspectWorker may be sent to a worker's inspect subject, and only there"
+            )
 
     def rest(self) -> None:
         if self._heard:
@@ -374,4 +378,4 @@ class WorkerBehaviour(Behaviour[Input]):
             self._around.admit(PoolRefused(ConfigError(why)))
         elif why != self._refused_why:
             self._refused_why = why
-            _log.error("worker.pool_refused", error=why, next="the pager is asked again")
+            _log.error("worker.pool_refused", error=why, next="the worker asks the pager again")

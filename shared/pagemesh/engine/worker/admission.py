@@ -120,7 +120,9 @@ def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
         case Refused():
             _admit_refused(desk, sequence, message)
         case _:
-            ending.fail(desk, sequence, Internal("the pager answered an admission oddly"))
+            ending.fail(
+                desk, sequence, Internal("unexpected answer from the pager to an admission")
+            )
 
 
 def _patience_ms(queued: Queued, *, told: bool) -> int:
@@ -143,7 +145,7 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
         sequence.lease = None
         lease.filled = 0
         leases.give_back(desk, lease)
-        ending.fail(desk, sequence, Internal("the pager granted pages that do not fit"))
+        ending.fail(desk, sequence, Internal("the pager granted a lease of the wrong size"))
         return
     sequence.queued = False
     lease.known = length
@@ -283,7 +285,9 @@ def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
             lease.retry_ms = desk.pause(lease.retries, message.retry_after_ms)
             lease.retries += 1
         case _:
-            ending.fail(desk, sequence, Internal("the pager answered an extension oddly"))
+            ending.fail(
+                desk, sequence, Internal("unexpected answer from the pager to an extension")
+            )
 
 
 def _lengthen(desk: Desk, lease: Lease, extended: Extended) -> None:

@@ -248,7 +248,7 @@ class WorkerCore:
             case Revoke():
                 session.revoke(desk, message.lease, message.reason, message.usage)
             case _:
-                raise Malformed(f"a worker takes no {name_of(type(message))}")
+                raise Malformed(f"a worker does not accept {name_of(type(message))} messages")
         return Ok()
 
     def _start(self, new: list[Sequence], message: Submit | Attach) -> None:
@@ -284,7 +284,7 @@ class WorkerCore:
             if sequence.deadline_ms <= desk.now:
                 ending.fail(desk, sequence, DeadlineExceeded("the deadline has passed"))
             elif draining_over:
-                ending.fail(desk, sequence, Gone("the worker is leaving"))
+                ending.fail(desk, sequence, Gone("the worker is shutting down"))
             elif is_away and (sequence.phase in _ASKING or steps.is_stuck(sequence)):
                 ending.fail(desk, sequence, Busy("the pager is away"))
             else:

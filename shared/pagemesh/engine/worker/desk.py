@@ -202,7 +202,7 @@ class Desk:
     def give_up_expected(self, until_ms: float) -> None:
         """Stop waiting for what was expected by ``until_ms``: a message was lost, the pager is
         busy, or it refused one of the admissions, and a refusal does not say which."""
-        late = Refused(code="DeadlineExceeded", message="the pager granted nothing")
+        late = Refused(code="DeadlineExceeded", message="the pager granted nothing in time")
         for key, expected in list(self.expected.items()):
             if expected.until_ms <= until_ms:
                 self.arrived(key, late)
@@ -226,7 +226,7 @@ class Desk:
 
     def give_up_pager_calls(self) -> None:
         """Treat every open call to the pager as unanswered: it may have been replaced."""
-        given_up = Refused(code="Disconnected", message="the pager changed")
+        given_up = Refused(code="Disconnected", message="the pager was replaced")
         for call_id in [call_id for call_id, call in self.calls.items() if call.to_pager]:
             self.answered(call_id, given_up)
 

@@ -95,7 +95,9 @@ def unpacked_scores(scores: TopLogprobs | None, tokens_max: int) -> list[TokenSc
     count, row_bytes = len(scores.chosen) // 4, 4 * scores.width
     sizes = (len(scores.chosen), len(scores.top_tokens), len(scores.top_values))
     if count > tokens_max or sizes != (4 * count, count * row_bytes, count * row_bytes):
-        raise Malformed(f"logprobs: {sizes} bytes are not those of {tokens_max} tokens at most")
+        raise Malformed(
+            f"logprobs: sizes of {sizes} bytes do not match at most {tokens_max} tokens"
+        )
     return [
         TokenScores(
             chosen=scores.chosen[4 * at : 4 * at + 4],

@@ -252,7 +252,7 @@ def _expired(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
         desk.move(sequence, Phase.WAITING)
         admission.ask(desk, sequence)
     else:
-        ending.fail(desk, sequence, Stale("the ticket expired before decode answered"))
+        ending.fail(desk, sequence, Stale("the ticket expired before the decode worker answered"))
 
 
 def _close(desk: Desk, ticket: str) -> None:
@@ -344,7 +344,7 @@ def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
             ticket.doubted = desk.session_doubted = True
             _pause(desk, sequence, message)
         case _:
-            ending.fail(desk, sequence, Stale("the ticket was worth nothing any more"))
+            ending.fail(desk, sequence, Stale("the ticket is no longer valid"))
 
 
 def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) -> None:

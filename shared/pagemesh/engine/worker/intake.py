@@ -41,10 +41,10 @@ class Intake:
         new = [choice for choice in sorted(choices) if keys[choice] not in self._desk.sequences]
         if new:
             if len(choices) != len(message.choices):
-                raise Malformed("choices: two have the same number")
+                raise Malformed("choices: two have the same index")
             new = [choice for choice in new if not self._over(keys[choice])]
             if not new:
-                raise Gone("the request was aborted, or a newer attempt is here")
+                raise Gone("the request was aborted, or a newer attempt has replaced it")
             self._admissible(prompt, message.sampling, message.deadline_ms, len(new))
         if message.decode is not None:
             self._desk.lost_workers.pop(message.decode, None)
@@ -59,13 +59,13 @@ class Intake:
         if message.key in self._desk.sequences:
             return self._accepted(), []
         if self._over(message.key):
-            raise Gone("the sequence was aborted, or a newer attempt is here")
+            raise Gone("the sequence was aborted, or a newer attempt has replaced it")
         owner = Owner(message.gateway, message.gateway_incarnation)
         if owner in self._lost:
-            raise Gone("its gateway is gone")
+            raise Gone("the gateway of the sequence is gone")
         prompt, generated = unpack(message.prompt), unpack(message.generated)
         if message.handle.token_count > len(prompt) + len(generated):
-            raise Malformed("handle: it counts more tokens than there are")
+            raise Malformed("handle: token_count exceeds the tokens of prompt and answer")
         scores = frames.unpacked_scores(message.logprobs, len(generated))
         self._admissible(prompt, message.sampling, message.deadline_ms, 1)
         sequence = self._make(
@@ -104,11 +104,11 @@ class Intake:
     def resend(self, message: Resend) -> Message:
         sequence = self._desk.sequences.get(message.key)
         if sequence is None or (sequence.phase is Phase.DONE and sequence.finish == "abort"):
-            raise Gone("the sequence is not here (any more)")
+            raise Gone("the sequence is not on this worker (any more)")
         frames.tell_again(self._desk, sequence, message.position)
         if sequence.phase is Phase.HANDED:
             # Tokens drawn here are sent again, but only decode knows what comes after them.
-            raise Gone("the sequence went on elsewhere")
+            raise Gone("the sequence moved to another worker")
         return Ok()
 
     def lose(self, owner: Owner) -> None:
@@ -153,7 +153,7 @@ class Intake:
         name, and this one may have just replaced another of its name. It must not read pages of
         the sequence's tree, nor write any: workers with the right weights would serve them."""
         if message.model_root != self._desk.identity.model_root:
-            raise Stale("another model is served here by now: route the request anew")
+            raise Stale("this worker now serves another model: route the request again")
 
     def _over(self, key: SequenceKey) -> bool:
         """Whether this attempt was aborted, or a newer one arrived before it."""
@@ -171,12 +171,14 @@ class Intake:
         if self.draining:
             raise Busy("the worker is draining", retry_after_ms=limits.retry_ms_max)
         if not len(prompt):
-            raise Malformed("prompt: it has no tokens")
+            raise Malformed("prompt: it is empty")
         if deadline_ms < limits.deadline_ms_min:
-            raise DeadlineExceeded("no time is left to begin")
+            raise DeadlineExceeded("too little time is left before the deadline")
         slots = len(prompt) + max(sampling.max_tokens - 1, 0)
         if slots > limits.context_tokens_max:
-            raise NoCapacity(f"{slots} tokens exceed the context of {limits.context_tokens_max}")
+            raise NoCapacity(
+                f"{slots} tokens exceed the model's context of {limits.context_tokens_max}"
+            )
         if sampling.beams is not None:
             size = desk.page_size
             slots = size * sampling.beams.pages_max(len(prompt), sampling.max_tokens, size)
@@ -186,11 +188,11 @@ class Intake:
             )
         if len(desk.live) + choice_count > limits.sequences_max:
             raise Busy(
-                f"{len(desk.live)} sequences are here, at most {limits.sequences_max}",
+                f"the worker has {len(desk.live)} sequences, at most {limits.sequences_max}",
                 retry_after_ms=limits.retry_ms_max,
             )
         if waiting_tokens(desk) + len(prompt) > limits.waiting_tokens_max:
-            raise Busy("too many tokens wait already", retry_after_ms=limits.retry_ms_max)
+            raise Busy("too many tokens are waiting already", retry_after_ms=limits.retry_ms_max)
 
     def _submitted(
         self, message: Submit, prompt: U32, key: SequenceKey, generated: U32

@@ -15,28 +15,28 @@ _STEP_SECONDS_BUCKETS = (
 _STEP_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _step_seconds = metrics.histogram(
-    "step_seconds", "Time of one forward pass, draws included.", buckets=_STEP_SECONDS_BUCKETS
+    "step_seconds", "Time of one forward pass, sampling included.", buckets=_STEP_SECONDS_BUCKETS
 )
 _step_rows = metrics.histogram(
     "step_rows",
-    "Rows of one forward pass: one of each sequence, or of each beam of a search.",
+    "Rows of one forward pass: one per sequence, or per beam of a search.",
     buckets=_STEP_ROWS_BUCKETS,
 )
 _computed = metrics.counter("computed_tokens_total", "Tokens whose K and V were computed.")
-_cached = metrics.counter("cached_tokens_total", "Context tokens found in the cache.")
+_cached = metrics.counter("cached_tokens_total", "Context tokens found in the prefix cache.")
 _prompt = metrics.counter("prompt_tokens_total", "Prompt tokens of ended sequences.")
-_drafted = metrics.counter("drafted_tokens_total", "Tokens that were guessed and computed.")
-_accepted = metrics.counter("accepted_drafts_total", "Guessed tokens that were drawn, too.")
-_generated = metrics.counter("generated_tokens_total", "Tokens drawn here.")
+_drafted = metrics.counter("drafted_tokens_total", "Draft tokens computed.")
+_accepted = metrics.counter("accepted_drafts_total", "Draft tokens accepted.")
+_generated = metrics.counter("generated_tokens_total", "Tokens generated.")
 _saved = metrics.counter(
-    "saved_pages_total", "Pages that choices and beams of ended sequences shared, not each held."
+    "saved_pages_total", "Pages saved because choices and beams of ended sequences shared them."
 )
-_revoked = metrics.counter("revoked_rows_total", "Rows thrown away: their lease had ended.")
+_revoked = metrics.counter("revoked_rows_total", "Rows discarded because their lease had ended.")
 _preempted = metrics.counter("preemptions_total", "Leases taken back by the pager.", ("reason",))
-_ended = metrics.counter("sequences_total", "Sequences that ended here.", ("finish",))
-_running = metrics.gauge("running_sequences", "Sequences with pages, computing.")
-_waiting = metrics.gauge("waiting_sequences", "Sequences accepted and without pages.")
-_waiting_tokens = metrics.gauge("waiting_tokens", "Context tokens accepted, not computed yet.")
+_ended = metrics.counter("sequences_total", "Sequences that ended on this worker.", ("finish",))
+_running = metrics.gauge("running_sequences", "Running sequences: with pages, being computed.")
+_waiting = metrics.gauge("waiting_sequences", "Waiting sequences: accepted, without pages yet.")
+_waiting_tokens = metrics.gauge("waiting_tokens", "Context tokens accepted but not computed yet.")
 
 _REASONS = frozenset({"preempted", "session_expired", "ticket_expired", "stale", "revoked"})
 

@@ -17,9 +17,9 @@ def remedy(reason: str) -> str:
         case "preempted":
             return "raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX"
         case "revoked":  # seen in the pool before the pager said why
-            return "after an invalidation none is needed; otherwise raise PAGEMESH_POOL_BYTES"
+            return "none needed after an invalidation; otherwise raise PAGEMESH_POOL_BYTES"
         case _:
-            return "none: the sequence is admitted again, and goes on where it was"
+            return "none needed: the sequence is admitted again and continues where it was"
 
 
 class Preemptions:

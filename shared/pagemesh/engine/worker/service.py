@@ -73,7 +73,7 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
     """Serve until ``stop``, then drain. Raises ``ConfigError`` for what a restart cannot fix. If
     the model is still being loaded at ``stop``, the process ends without waiting for it."""
     if not await _serve(config, stop, role):
-        _log.info("service.stopped", why="before its model was loaded")
+        _log.info("service.stopped", why="stopped before its model was loaded")
         os._exit(EXIT_OK)  # Python would wait for the loading thread
 
 
@@ -276,12 +276,12 @@ class Worker:
         """Called by the bus, which answers with what this raises."""
         assert self._actor is not None
         if self._actor.statistics().queued_count >= DELIVERY_COUNT_MAX:
-            raise Busy(f"{DELIVERY_COUNT_MAX} messages wait already", retry_after_ms=_BUSY_MS)
+            raise Busy(f"{DELIVERY_COUNT_MAX} messages are waiting", retry_after_ms=_BUSY_MS)
         self._actor.admit(delivery)
 
     def _tick(self) -> None:
         if self._lock is not None and self._lock.was_removed:
-            _end_process("worker.lock_removed", "leave PAGEMESH_POOL_DIR alone")
+            _end_process("worker.lock_removed", "do not touch the files in PAGEMESH_POOL_DIR")
         if self._actor is not None and self._actor.statistics().queued_count < DELIVERY_COUNT_MAX:
             self._tell(Tick())
 
@@ -351,13 +351,13 @@ async def _ended_before(loading: asyncio.Future[Engine], stop: Stop) -> bool:
 
 
 def _end_hung() -> None:
-    _end_process("worker.step_hung", "--step-ms-max says for how long one may take")
+    _end_process("worker.step_hung", "--step-ms-max is the time limit of a step")
 
 
 def _end_process(why: str, advice: str) -> None:
     """End at once: an orderly end would wait for the step. This frees the process's lock, and its
     requests go on elsewhere, or here after a restart."""
-    _log.critical(why, next=f"the process ends, so that it can be started again; {advice}")
+    _log.critical(why, next=f"the process exits so that it can be restarted; {advice}")
     os._exit(EXIT_CRASHED)
 
 

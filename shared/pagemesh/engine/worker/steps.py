@@ -284,7 +284,10 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
 
 def _spoiled(desk: Desk, row: Row) -> None:
     """Fail the sequences that were to draw from a poisoned row, and cache none of its pages."""
-    error = Internal("the model computed no numbers here; if it does again, check its weights")
+    error = Internal(
+        "the model computed values that are not numbers (NaN or infinity); if it repeats, check "
+        "its weights"
+    )
     row.lease.cache = False
     for follower in row.followers:
         if follower.phase is Phase.FOLLOWING:

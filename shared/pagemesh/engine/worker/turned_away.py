@@ -38,9 +38,9 @@ class TurnedAway:
             why = f"no pager of host {self._host} answers ({answer.message})"
             remedy = "start one (`pagemesh serve pager`), or name its host (--host)"
         else:
-            why, remedy = answer.message, "see the log of the pager"
+            why, remedy = answer.message, "see the pager's log"
         if why != self._told:
             self._told = why
             _log.warning(
-                "worker.no_session", why=why, remedy=remedy, next="the pager is asked again"
+                "worker.no_session", why=why, remedy=remedy, next="the worker asks the pager again"
             )

@@ -57,7 +57,7 @@ def _vet_scores(message: Submit, message_bytes_max: int, output_bytes_max: int) 
     needed = (len(message.prompt) // 4) * token_bytes
     if needed + _SPARE_BYTES > message_bytes_max:
         raise NoCapacity(
-            f"the prompt's log-probabilities take {needed} bytes, a message holds "
+            f"the prompt's log-probabilities take {needed} bytes, and a message holds "
             f"{message_bytes_max}; ask for fewer alternatives or tokens"
         )
     count, at_once = len(message.choices), max(output_bytes_max // 2, message_bytes_max)
@@ -75,16 +75,18 @@ def _vet_beams(message: Submit, message_bytes_max: int) -> None:
     if beams is None:
         return
     if beams.keep > beams.width:
-        raise Malformed(f"beams: {beams.keep} of {beams.width} cannot be kept")
+        raise Malformed(f"beams: keep {beams.keep} exceeds width {beams.width}")
     if len(message.choices) > 1 or message.choices[0].generated or message.prompt_logprobs:
-        raise Malformed("beams: one choice, without tokens of its own or scores of the prompt")
+        raise Malformed(
+            "beams: only one choice, without generated tokens or prompt log-probabilities"
+        )
     if not sampling.max_tokens:
         raise Malformed("beams: max_tokens is 0")
     token_bytes = _ID_BYTES + _CHOSEN_BYTES + max(sampling.logprobs or 0, 0) * _ALTERNATIVE_BYTES
     needed = beams.keep * sampling.max_tokens * token_bytes
     if needed + _SPARE_BYTES > message_bytes_max:
         raise NoCapacity(
-            f"the answers of the search may take {needed} bytes, a message holds "
+            f"the answers of the search may take {needed} bytes, and a message holds "
             f"{message_bytes_max}; lower max_tokens, n or the alternatives"
         )
 
@@ -92,4 +94,7 @@ def _vet_beams(message: Submit, message_bytes_max: int) -> None:
 def _vet_tokens(name: str, packed: bytes, vocab_tokens: int) -> None:
     tokens = unpack(packed)
     if len(tokens) and int(tokens.max()) >= vocab_tokens:
-        raise Malformed(f"{name}: token {int(tokens.max())} is outside of the {vocab_tokens} known")
+        raise Malformed(
+            f"{name}: token id {int(tokens.max())} is not in the vocabulary of {vocab_tokens} "
+            "tokens"
+        )

@@ -169,7 +169,7 @@ class Bus:
     ) -> Asked:  # fmt: skip
         """Like ``request``, but sends at once, and raises errors of sending before the await."""
         if timeout_ms <= 0:
-            raise DeadlineExceeded(f"no time is left to ask on {subject}")
+            raise DeadlineExceeded(f"no time is left for a request on {subject}")
         waiter = OneReply(subject, timeout_ms)
         address = self._replies.add(waiter)
         try:
@@ -236,7 +236,7 @@ class Bus:
             raise
         if made.denied:
             self._subscriptions.remove(made)
-            raise Denied(f"the NATS server does not let {self.role} listen on {subject}")
+            raise Denied(f"the NATS server does not allow {self.role} to subscribe to {subject}")
         return made
 
     async def unsubscribe(self, subscription: Subscription) -> None:
@@ -277,7 +277,7 @@ class Bus:
             except Exception as error:
                 self.counters.crashed += 1
                 _log.error("bus.callback_crashed", subject=made.subject, error=error)
-                crash = Internal("the service failed to take the message")
+                crash = Internal("the service failed to handle the message")
                 self._refuse(made, delivery.reply, crash)
 
         return receive

@@ -134,7 +134,7 @@ class Link:
         try:
             block = header_block(headers)
         except nats.errors.BadHeaderError as error:
-            raise Malformed(f"not a header of NATS: {str(error)[:80]!r}") from error
+            raise Malformed(f"not a valid NATS header: {str(error)[:80]!r}") from error
         for one in outgoing:
             check_size(one.subject, len(block) + len(one.data), bytes_max=self.message_bytes_max)
             if one.reply:
@@ -142,7 +142,7 @@ class Link:
         if not client.is_connected:
             raise Disconnected(f"not sent: {self.reason or 'the connection is closed'}")
         if client.unsent_bytes > self._config.output_bytes_max:
-            raise Busy("the bus does not take bytes as fast as they are sent", retry_after_ms=100)
+            raise Busy("messages are sent faster than the bus accepts them", retry_after_ms=100)
         for one in outgoing:
             client.put(one, block)
         self._write()
@@ -177,7 +177,7 @@ class Link:
         try:
             made = await self._client.listen(subject, queue, on_message)
         except nats.errors.BadSubjectError as error:
-            raise Malformed(f"not a subject of NATS: {subject[:80]!r}") from error
+            raise Malformed(f"not a valid NATS subject: {subject[:80]!r}") from error
         except (nats.errors.Error, OSError) as error:
             raise Disconnected(f"not subscribed: {_text(error)}") from error
         self._subscriptions.append(made)
@@ -331,7 +331,7 @@ def _refuse_plaintext(client: DirectClient) -> None:
 
     def guarded() -> Any:
         if client._transport._io_writer.get_extra_info("ssl_object") is None:
-            raise nats.errors.Error("the server offers no TLS, and the settings ask for it")
+            raise nats.errors.Error("the server offers no TLS, but the settings require it")
         return connect_command()
 
     client._connect_command = guarded

@@ -117,4 +117,4 @@ def check_subject(subject: str) -> None:
     if len(subject) > SUBJECT_BYTES_MAX:
         raise Malformed(f"a subject of {len(subject)} characters exceeds {SUBJECT_BYTES_MAX}")
     if not SUBJECT.fullmatch(subject):
-        raise Malformed(f"not a subject of NATS: {subject[:80]!r}")
+        raise Malformed(f"not a valid NATS subject: {subject[:80]!r}")

@@ -132,7 +132,7 @@ class ReplyTable:
     def add(self, waiter: Waiter) -> str:
         """Register a waiter; returns the subject for its replies. Raises ``Busy`` when full."""
         if len(self._waiters) >= self._waiter_count_max:
-            raise Busy(f"{len(self._waiters)} requests wait for an answer already")
+            raise Busy(f"too many requests are waiting for an answer ({len(self._waiters)})")
         self._next += 1
         token = f"{self._next:x}"
         self._waiters[token] = waiter
