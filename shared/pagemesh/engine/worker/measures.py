@@ -19,7 +19,7 @@ _step_seconds = metrics.histogram(
 )
 _step_rows = metrics.histogram(
     "step_rows",
-    "Rows of one forward pass: one per sequence, or per beam of a search.",
+    "Rows of one forward pass: one for each sequence, or for each beam of a search.",
     buckets=_STEP_ROWS_BUCKETS,
 )
 _computed = metrics.counter("computed_tokens_total", "Tokens whose K and V were computed.")
