@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.support.certificates import Identity
 
 from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.bus.link import _reason
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.config import Secret
 from pagemesh.runtime.nats_server import NatsServer
@@ -71,6 +74,7 @@ async def test_a_server_is_believed_when_the_given_authority_vouches_for_it(
             said = await said_by(BusConfig(url=url, ca_file=ca_file, start_wait_ms=600_000))
             assert url in said and "not trusted (self" in said and "PAGEMESH_NATS_TLS_CA" in said
             assert "start one there" not in said
+            assert (f"which {ca_file!r} is not" in said) is bool(ca_file)
 
 
 async def test_a_certificate_for_another_name_is_told_so_and_not_called_untrusted(
@@ -101,6 +105,13 @@ async def test_a_server_that_wants_certificates_gets_ours(
         assert await echo(config(client)) == b"said"
         for who in (stranger, None):
             assert "no NATS server at" in await said_by(config(who))
+
+
+def test_a_server_that_asks_for_a_certificate_is_named_with_the_setting_for_one() -> None:
+    """It does so when the connection stands, and most often closes it before that is read."""
+    error = ssl.SSLError(1, "alert")
+    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    assert _reason(error).endswith("required): set PAGEMESH_NATS_TLS_CERT (--nats-tls-cert)")
 
 
 async def test_no_password_is_sent_to_a_server_without_tls(
@@ -148,7 +159,12 @@ def test_a_file_that_cannot_be_used_is_named(
     mine, other = identities["server"], identities["client"]
     absent, text = str(tmp_path / "none.pem"), tmp_path / "text.pem"
     text.write_text("no certificate")
+    locked = str(tmp_path / "locked.pem")
+    command = ["openssl", "rsa", "-aes256", "-passout", "pass:x", "-in", mine.key, "-out", locked]
+    subprocess.run(command, check=True, capture_output=True)
     for config, named in (
+        (BusConfig(cert_file=mine.certificate, key_file=locked), r"locked\.pem.* has a passphrase"),
+        (BusConfig(cert_file=mine.certificate), "name that in PAGEMESH_NATS_TLS_KEY"),
         (BusConfig(ca_file=absent), r"PAGEMESH_NATS_TLS_CA=.*none\.pem.*no such file"),
         (BusConfig(ca_file=str(text)), r"PAGEMESH_NATS_TLS_CA=.*text\.pem"),
         (BusConfig(cert_file=mine.certificate, key_file=absent), r"TLS_CERT=.*none\.pem"),

@@ -41,6 +41,15 @@ class Sectioned(click.Command):
             if record is not None:
                 title = param.section if isinstance(param, ConfigFlag) else "Options"
                 sections.setdefault(title, []).append(record)
+        secrets = [
+            (option.variable, option.help)
+            for kind in CONFIGS
+            if _title(kind) in sections
+            for option in options(kind)
+            if option.kind is Secret
+        ]
+        if secrets:
+            sections["Secrets, which are variables only"] = secrets
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -66,7 +75,7 @@ def config_flags(
 
     def decorate(command: F) -> F:
         for option, kind in reversed(found):
-            command = _flag(option, (kind.__doc__ or "Options").strip(".\n "))(command)
+            command = _flag(option, _title(kind))(command)
         return command
 
     return decorate
@@ -90,6 +99,11 @@ def check_variables() -> None:
     unknown = unknown_variables(settable, (*CONFIGS, UpConfig, ClientConfig))
     if unknown:
         raise ConfigError(f"{unknown[0]} is not a setting of pagemesh; correct or unset it")
+
+
+def _title(kind: type[object]) -> str:
+    """The heading of a configuration's flags."""
+    return (kind.__doc__ or "Options").strip(".\n ")
 
 
 def _flag(option: Option, section: str) -> Callable[[F], F]:

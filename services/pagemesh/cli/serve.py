@@ -18,7 +18,7 @@ import click
 from pagemesh.cli.mesh.leash import leash
 from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.kernels.native.library import bound_spinning
-from pagemesh.runtime.config import to_environ
+from pagemesh.runtime.config import options, to_environ
 from pagemesh.runtime.ids import new_service_name, to_name
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.service import run_service
@@ -40,6 +40,11 @@ ROLES: Mapping[str, tuple[type[object], ...]] = {
     "prefill": (WorkerConfig, *_SHARED),
     "decode": (WorkerConfig, *_SHARED),
 }
+_UNREAD = {
+    "gateway": {option.variable for option in options(WorkerConfig)}
+    - {"PAGEMESH_MODEL", "PAGEMESH_MODEL_NAME"}
+}
+"""Settings of a role that it has no use for: they get no flag."""
 _WITH_MODEL = frozenset({"gateway", "prefill", "decode"})
 
 
@@ -77,7 +82,7 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
     @click.command(role, cls=Sectioned, help=f"Run a {role} service in this process.")
     @click.option("--parent-pid", type=int, default=None, hidden=True)
     @click.option("--pulse-fd", type=int, default=None, hidden=True)
-    @config_flags(*kinds)
+    @config_flags(*kinds, without=_UNREAD.get(role, ()))
     def command(parent_pid: int | None, pulse_fd: int | None, **arguments: Any) -> int:
         if parent_pid is not None:
             leash(parent_pid)

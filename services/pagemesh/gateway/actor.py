@@ -31,7 +31,7 @@ from pagemesh.runtime.directory import Change, Joined, Lost
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Absent, Busy, Fault, Malformed, NotReady
+from pagemesh.wire.errors import Absent, Busy, Fault, Malformed, NotReady, NotServed
 from pagemesh.wire.identity import secret_tag
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot, SnapshotWanted
@@ -139,9 +139,18 @@ class GatewayActor:
             return "the bus is away"
         if self.state != "ready":
             return f"the gateway is {self.state}"
-        if self._model not in self.router.models():
-            return "no worker is ready"
-        return ""
+        return "" if self._model in self.router.models() else self._unserved.message
+
+    @property
+    def _unserved(self) -> NotReady:
+        """What is wrong while no ready worker serves our model."""
+        if not self.router.models():
+            return NotReady("no worker is ready", retry_after_ms=1_000)
+        return NotServed(
+            f"no worker serves {self._model!r} yet, only other models are served: start one, or "
+            "give the gateway the --model of its workers",
+            retry_after_ms=1_000,
+        )
 
     @property
     def in_flight_count(self) -> int:
@@ -157,7 +166,7 @@ class GatewayActor:
             found = self.known_facts
             if found is not None:
                 return found
-            nobody = NotReady("no worker is ready", retry_after_ms=1_000)
+            nobody = self._unserved
             wait_ms_max = limits.wait_ms_max(nobody, patient=self._expected())
             left_ms = since_ms + wait_ms_max - self.clock.now_ms()
             if left_ms <= 0:

@@ -5,6 +5,7 @@ PagemeshError
 |-- Fault               a typed refusal that travels (``Refused`` on the wire)
     |-- Busy            a queue is full: try again after ``retry_after_ms``
     |   |-- NotReady      no suitable worker is ready (yet): the same
+    |   |   |-- NotServed   workers of other models only are ready: the same, or look at --model
     |   |-- Disconnected  the bus is down; whether the peer got the request is unknown: ask again
     |-- NoCapacity      the request can never fit, or not now: shrink it or wait
     |   |-- OverQuota     its tenant may not use so many pages: the same, or ask for a larger quota
@@ -62,6 +63,10 @@ class Busy(Fault):
 
 class NotReady(Busy):
     """No suitable worker is ready, yet or any more."""
+
+
+class NotServed(NotReady):
+    """Workers are ready, but all of them serve other models."""
 
 
 class Disconnected(Busy):

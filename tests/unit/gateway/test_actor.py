@@ -15,6 +15,7 @@ from tests.unit.gateway.support import DECODE, REQUEST, eventually, frame
 
 from pagemesh.gateway import measures
 from pagemesh.gateway.actor import GatewayActor
+from pagemesh.gateway.api.api_errors import from_fault
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Route
 from pagemesh.gateway.calls.spec import RequestLimits
@@ -22,7 +23,7 @@ from pagemesh.gateway.life import Life
 from pagemesh.gateway.routing.returning import Returning
 from pagemesh.runtime.bus import Bus, BusState
 from pagemesh.runtime.directory import Change, Changed, Joined, Lost
-from pagemesh.wire.errors import Busy, Malformed, NotReady
+from pagemesh.wire.errors import Busy, Malformed, NotReady, NotServed
 from pagemesh.wire.identity import secret_tag
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.work_messages import Finish, Frames
@@ -134,6 +135,21 @@ async def test_why_it_is_not_ready_is_told_by_what_has_to_be_mended_first(gatewa
     assert gateway.unready_why == ""
     gateway.link.state = BusState.RECONNECTING
     assert gateway.unready_why == "the bus is away"
+
+
+async def test_a_gateway_of_another_model_than_its_workers_says_so(gateway: Gateway) -> None:
+    gateway.announce("ready")
+    other = worker("d", "decode")
+    assert other.model is not None
+    gateway.presence_changed(
+        Joined(structs.replace(other, model=structs.replace(other.model, model="large")))
+    )
+    assert gateway.unready_why.startswith("no worker serves 'tiny' yet, only other models")
+    with pytest.raises(NotServed) as caught:
+        await gateway.facts(RequestLimits(worker_wait_ms_max=1))
+    error = from_fault(caught.value)
+    assert (error.status, error.code) == (503, "not_ready")
+    assert "give the gateway the --model of its workers" in error.message
 
 
 async def test_a_pager_of_another_secret_is_told_of_when_it_comes(gateway: Gateway) -> None:

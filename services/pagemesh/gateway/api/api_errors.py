@@ -27,6 +27,7 @@ from pagemesh.wire.errors import (
     Malformed,
     NoCapacity,
     NotReady,
+    NotServed,
     OverQuota,
     Superseded,
 )
@@ -120,6 +121,8 @@ def from_fault(fault: Fault) -> ApiError:
     if isinstance(fault, NoCapacity) and not fault.retry_after_ms:
         return ApiError(400, fault.message, code="context_length_exceeded")
     after_ms = fault.retry_after_ms or 1_000
+    if isinstance(fault, NotServed):
+        return ApiError(503, fault.message, code="not_ready", retry_after_ms=after_ms)
     if isinstance(fault, NotReady):
         text = (
             "no worker is ready yet: workers are still loading, restarting, or without a pager; "

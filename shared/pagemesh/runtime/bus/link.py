@@ -113,7 +113,7 @@ class Link:
                     "PAGEMESH_NATS_USER (--nats-user) and PAGEMESH_NATS_PASSWORD"
                 ) from None
             if isinstance(cause, ssl.SSLCertVerificationError):
-                raise distrust(cause, config.shown_url) from None
+                raise distrust(cause, config) from None
             raise Disconnected(_reason(cause)) from None
         except asyncio.CancelledError:
             await link.close()
@@ -314,7 +314,10 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "nothing answers"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({(error.reason or text).lower().replace('_', ' ')})"
+        why = (error.reason or text).lower().replace("_", " ")
+        wants_ours = "certificate required" in why
+        hint = ": set PAGEMESH_NATS_TLS_CERT (--nats-tls-cert)" if wants_ours else ""
+        return f"TLS failed ({why}){hint}"
     if number is not None and number > 0:
         return os.strerror(number).lower()
     return text or "the connection failed"

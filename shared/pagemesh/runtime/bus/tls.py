@@ -23,17 +23,35 @@ def tls_context(config: BusConfig) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise unusable("PAGEMESH_NATS_TLS_CA", config.ca_file, error) from None
     if config.cert_file:
-        try:
-            # An empty password: nobody is there to type one.
-            context.load_cert_chain(config.cert_file, config.key_file or None, lambda: "")
-        except (OSError, ssl.SSLError) as error:
-            shown = ", ".join(filter(None, (config.cert_file, config.key_file)))
-            raise unusable("PAGEMESH_NATS_TLS_CERT", shown, error) from None
+        _load_own(context, config.cert_file, config.key_file)
     return context
 
 
-def distrust(error: ssl.SSLCertVerificationError, url: str) -> ConfigError:
-    """The error to show people about the certificate that the server at ``url`` presented."""
+def _load_own(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
+    asked = False
+
+    def no_passphrase() -> str:  # nobody is there to type one
+        nonlocal asked
+        asked = True
+        return ""
+
+    try:
+        context.load_cert_chain(cert_file, key_file or None, no_passphrase)
+    except (OSError, ssl.SSLError) as error:
+        shown = ", ".join(filter(None, (cert_file, key_file)))
+        made = unusable("PAGEMESH_NATS_TLS_CERT", shown, error)
+        if asked:
+            raise ConfigError(f"{made}; the key has a passphrase: give it one without") from None
+        if isinstance(error, ssl.SSLError) and not key_file:
+            raise ConfigError(
+                f"{made}; it needs a certificate and its key in PEM form: if the key is in "
+                "another file, name that in PAGEMESH_NATS_TLS_KEY"
+            ) from None
+        raise made from None
+
+
+def distrust(error: ssl.SSLCertVerificationError, config: BusConfig) -> ConfigError:
+    """The error to show people about the certificate that the server presented."""
     why = error.verify_message.rstrip(".")
     if error.verify_code in _OTHER_NAME:
         what, next_step = "is for another name", "use one that it carries in PAGEMESH_NATS (--nats)"
@@ -42,7 +60,11 @@ def distrust(error: ssl.SSLCertVerificationError, url: str) -> ConfigError:
     else:
         what = "is not trusted"
         next_step = "name the authority that signed it in PAGEMESH_NATS_TLS_CA (--nats-tls-ca)"
-    return ConfigError(f"the certificate of the NATS server at {url} {what} ({why}): {next_step}")
+        if config.ca_file:
+            next_step += f", which {config.ca_file!r} is not"
+    return ConfigError(
+        f"the certificate of the NATS server at {config.shown_url} {what} ({why}): {next_step}"
+    )
 
 
 def unusable(variable: str, value: str, error: OSError) -> ConfigError:
