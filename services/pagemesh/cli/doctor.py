@@ -218,7 +218,7 @@ def _metrics_ports(config: ServiceConfig, *, service_count: int) -> str:
 
 def _model(config: ServiceConfig) -> str:
     found = find_description(config.worker.model)
-    check_model(found.path)
+    check_model(found.path, deterministic=config.worker.deterministic)
     defaults = sampling_defaults(found.path, config.gateway.generation_config)
     drawn = f", recommends {defaults}" if defaults.recommended else ""
     if is_hub_id(config.worker.model):

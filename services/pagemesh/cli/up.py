@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")
-    found = find_model(asked, inspect=check_model)
+    check = partial(check_model, deterministic=config.worker.deterministic)
+    found = find_model(asked, inspect=check)
     name = config.worker.model_name or found.name
     config = replace(
         config,

@@ -70,6 +70,15 @@ def path_of(source: Any, where: str) -> Path:
     return "fallback" if lean_obstacle(source, architecture) else "lean"
 
 
+def refuse_inexact(path: Path, where: str) -> None:
+    """Raises ``ConfigError`` if ``path`` cannot give deterministic answers."""
+    if path == "fallback":
+        raise ConfigError(
+            f"PAGEMESH_DETERMINISTIC (--deterministic): {where} runs on the modules of "
+            "transformers, whose last bits depend on the batch; leave it out"
+        )
+
+
 def refuse_unsupported(source: Any, where: str) -> str:
     """The architecture, if one of the paths runs it. Raises ``ConfigError`` like ``path_of``."""
     architecture = refuse_form(source, where)

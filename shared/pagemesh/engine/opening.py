@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pagemesh.engine.checkpoint import FilesChangedError, Progress, silent
-from pagemesh.engine.coverage import path_of
+from pagemesh.engine.coverage import path_of, refuse_inexact
 from pagemesh.engine.device import HOST, StepDevice
 from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.executor import StepDecoder
@@ -100,10 +100,7 @@ def open_model(
             )  # fmt: skip
             return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
     if deterministic:
-        raise ConfigError(
-            f"PAGEMESH_DETERMINISTIC (--deterministic): model {folder} runs on the modules of "
-            "transformers, whose last bits depend on the batch; leave it out"
-        )
+        refuse_inexact("fallback", f"model {folder}")
     # Imports transformers, which lean models need only at their first start.
     from pagemesh.engine.fallback_loading import load_fallback
 

@@ -109,6 +109,14 @@ def test_a_model_the_engine_has_not_is_one_line(
     assert named in line and str(folder) in line
 
 
+def test_exact_answers_of_a_model_of_the_fallback_are_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny", architectures=["GPTNeoXForCausalLM"])
+    line = up_error(capsys, "--model", str(folder), "--deterministic")
+    assert "(--deterministic)" in line and str(folder) in line
+
+
 def test_a_model_whose_heads_no_page_holds_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from pagemesh.cli.planning.formats import FORMATS
 from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import weights_of
-from pagemesh.engine.coverage import refuse_unsupported
+from pagemesh.engine.coverage import path_of, refuse_inexact
 from pagemesh.engine.files import cache_folder
 from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.kernels.native.library import check_level
@@ -107,15 +107,17 @@ def check_device_room(
     check_gpu_room(gpu, config, model, shape, weights, worker_count)
 
 
-def check_model(folder: Path) -> None:
-    """Raises ``ConfigError`` for an architecture that the engine does not support, a broken
-    config.json or a missing tokenizer."""
+def check_model(folder: Path, *, deterministic: bool) -> None:
+    """Raises ``ConfigError`` for an architecture that the engine does not support, or not for
+    ``deterministic`` answers, a broken config.json or a missing tokenizer."""
     where = f"model {folder}"
     source = read_config(folder / "config.json")
     try:
-        refuse_unsupported(SimpleNamespace(**source), where)
+        path = path_of(SimpleNamespace(**source), where)
     except (TypeError, LookupError):
         raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
+    if deterministic:
+        refuse_inexact(path, where)
     tokenizer_file(folder)
 
 

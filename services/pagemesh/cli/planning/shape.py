@@ -35,6 +35,7 @@ _CONTEXT = (
 _NOT_ALL_LAYERS_ATTEND = (
     "attn_layer_period", "layers_block_type", "hybrid_override_pattern", "attn_type_list",
     "full_attention_interval", "linear_attn_config", "mamba_d_state", "block_types",
+    "state_size", "ssm_state_size",
 )  # fmt: skip
 _WINDOW_LAYERS = frozenset({"sliding_attention", "chunked_attention"})
 _FULL_LAYERS = frozenset({"full_attention", "attention"})

@@ -151,6 +151,7 @@ def test_layers_with_a_window_are_counted(
         ({"layer_types": ["full_attention"] * 5}, "names 5 of 6 layers"),
         ({"layer_types": ["linear_attention"] * 6}, "layers of type linear_attention"),
         ({"attn_layer_period": 8}, "attn_layer_period"),
+        ({"state_size": 16, "num_attention_heads": None}, "state_size says that not every layer"),
         (
             {"max_position_embeddings": None},
             "how long the context may be; add max_position_embeddings",
