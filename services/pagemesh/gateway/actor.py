@@ -42,6 +42,8 @@ INBOX_COUNT_MAX = 16_384
 SNAPSHOT_PARTS_MAX = 10_000
 SNAPSHOT_TIMEOUT_MS = 2_000
 _CHANGE_RETRY_S = 0.1
+_SECRETS_PERIOD_MS = 60_000
+"""People are told of pagers with another secret no more often."""
 _log = get_logger(__name__)
 
 _Input = Delivery | Change
@@ -83,7 +85,7 @@ class GatewayActor:
         self.incarnation = incarnation
         self.clock = MonotonicClock()
         self.router = Router(secret, limits or RouterLimits())
-        self._secret_tag = secret_tag(secret)
+        self._secret_tag, self._secrets_due_ms = secret_tag(secret), 0
         self.state: State = "starting"
         self._host = host
         self._model = model
@@ -139,16 +141,26 @@ class GatewayActor:
             return "the bus is away"
         if self.state != "ready":
             return f"the gateway is {self.state}"
-        return "" if self._model in self.router.models() else self._unserved.message
+        if self._model in self.router.models():
+            return ""
+        # Without the model's name: health checks need no key.
+        others = "no worker serves this gateway's model, only other models are served"
+        return others if self._serves_others else "no worker is ready"
+
+    @property
+    def _serves_others(self) -> bool:
+        """Whether all ready workers serve other models, and none of ours was ever there or is
+        starting: this gateway was most likely given the wrong model."""
+        return self._facts is None and bool(self.router.models()) and not self._expected()
 
     @property
     def _unserved(self) -> NotReady:
         """What is wrong while no ready worker serves our model."""
-        if not self.router.models():
+        if not self._serves_others:
             return NotReady("no worker is ready", retry_after_ms=1_000)
         return NotServed(
-            f"no worker serves {self._model!r} yet, only other models are served: start one, or "
-            "give the gateway the --model of its workers",
+            f"no worker serves {self._model!r}, only other models are served: start one, or give "
+            "the gateway the --model and --model-name of its workers",
             retry_after_ms=1_000,
         )
 
@@ -250,7 +262,9 @@ class GatewayActor:
         self._router_changed.set()
 
     def _compare_secrets(self, pager: Announce) -> None:
-        if pager.secret_tag not in (0, self._secret_tag):
+        now_ms = self.clock.now_ms()
+        if pager.secret_tag not in (0, self._secret_tag) and now_ms >= self._secrets_due_ms:
+            self._secrets_due_ms = now_ms + _SECRETS_PERIOD_MS
             _log.warning(
                 "gateway.other_secret", pager=pager.name, host=pager.host,
                 next="this gateway cannot match that host's cached pages: set the same "

@@ -50,10 +50,12 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
         )  # fmt: skip
     _ = gate.page_origins  # validated first: loading the model and joining the bus take a while
     with contextlib.closing(take_address(gate.http_host, gate.http_port)) as taken:
-        await _serve(config, tenants, taken, stop)
+        await _serve(config, secret, tenants, taken, stop)
 
 
-async def _serve(config: ServiceConfig, tenants: Tenants, taken: socket.socket, stop: Stop) -> None:
+async def _serve(
+    config: ServiceConfig, secret: bytes, tenants: Tenants, taken: socket.socket, stop: Stop
+) -> None:
     gate = config.gateway
     folder = Path(config.worker.model)
     defaults = sampling_defaults(folder, gate.generation_config)
@@ -66,7 +68,7 @@ async def _serve(config: ServiceConfig, tenants: Tenants, taken: socket.socket, 
             incarnation=new_incarnation(),
             host=config.host.host,
             model=config.worker.model_name,
-            secret=config.host.required_secret(),
+            secret=secret,
             request_count_max=gate.request_count_max,
             limits=RouterLimits(always_prefill=gate.disaggregate == "always"),
         )

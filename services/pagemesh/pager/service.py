@@ -50,11 +50,11 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
 
 def _disk_place(config: ServiceConfig) -> DiskPlace | None:
     pager, host, secret = config.pager, config.host.host, config.host.required_secret()
+    check_tier_is_named(pager)
     if folder := pager.disk_folder:
         return DiskPlace(folder, host, pager.disk_bytes, secret, memory_bytes=pager.host_bytes)
     if pager.host_bytes:
         return DiskPlace(config.host.pool_dir, host, pager.host_bytes, secret, "memory")
-    check_tier_is_named(pager)
     return None
 
 

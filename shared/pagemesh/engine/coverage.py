@@ -10,9 +10,12 @@ model is also compared with ``transformers`` itself, on its own weights, when it
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Literal
 
+from pagemesh.runtime.model_folder import read_config
 from pagemesh.runtime.yarn import stretched_tokens
 from pagemesh.wire.errors import ConfigError
 
@@ -70,13 +73,23 @@ def path_of(source: Any, where: str) -> Path:
     return "fallback" if lean_obstacle(source, architecture) else "lean"
 
 
-def refuse_inexact(path: Path, where: str) -> None:
-    """Raises ``ConfigError`` if ``path`` cannot give deterministic answers."""
-    if path == "fallback":
-        raise ConfigError(
-            f"PAGEMESH_DETERMINISTIC (--deterministic): {where} runs on the modules of "
-            "transformers, whose last bits depend on the batch; leave it out"
-        )
+def path_in(folder: pathlib.Path) -> Path:
+    """The path for the model in ``folder``, by its config.json as written. Raises ``ConfigError``
+    like ``path_of``, also for a config.json that holds values of the wrong kind."""
+    where = f"model {folder}"
+    source = SimpleNamespace(**read_config(folder / "config.json"))
+    try:
+        return path_of(source, where)
+    except (TypeError, LookupError):
+        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
+
+
+def inexact(folder: pathlib.Path) -> ConfigError:
+    """The error when deterministic answers are wanted of a model on the fallback path."""
+    return ConfigError(
+        f"PAGEMESH_DETERMINISTIC (--deterministic): model {folder} runs on the modules of "
+        "transformers, whose last bits depend on the batch; leave it out"
+    )
 
 
 def refuse_unsupported(source: Any, where: str) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from pagemesh.engine.checkpoint import FilesChangedError, Progress, silent
-from pagemesh.engine.coverage import path_of, refuse_inexact
+from pagemesh.engine.coverage import inexact, path_in
 from pagemesh.engine.device import HOST, StepDevice
 from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.executor import StepDecoder
@@ -22,10 +21,8 @@ from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool
 from pagemesh.kernels.weight_types import AskedType
 from pagemesh.runtime.logs import get_logger
-from pagemesh.runtime.model_folder import read_config
 from pagemesh.runtime.model_types import compute_type, page_type, type_for
 from pagemesh.runtime.settings import WorkerConfig
-from pagemesh.wire.errors import ConfigError
 
 _CHANGES_MAX = 10
 _PAUSE_S = 1.0
@@ -100,7 +97,7 @@ def open_model(
             )  # fmt: skip
             return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
     if deterministic:
-        refuse_inexact("fallback", f"model {folder}")
+        raise inexact(folder)
     # Imports transformers, which lean models need only at their first start.
     from pagemesh.engine.fallback_loading import load_fallback
 
@@ -114,9 +111,4 @@ def has_lean_path(folder: Path) -> bool:
     """Whether, by its config.json as written, the model in ``folder`` runs on our own forward pass
     rather than on the modules of ``transformers``. Raises ``ConfigError``, one sentence, when
     neither can run it."""
-    where = f"model {folder}"
-    fields = SimpleNamespace(**read_config(folder / "config.json"))
-    try:
-        return path_of(fields, where) == "lean"
-    except (TypeError, LookupError):
-        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
+    return path_in(folder) == "lean"

@@ -68,11 +68,15 @@ def _check_beats(pager: PagerConfig) -> None:
 
 def check_tier_is_named(pager: PagerConfig) -> None:
     """Raises ``ConfigError`` for the size of a tier without a place: it would keep no pages."""
-    for name, flag, given, default in (
-        ("DISK_BYTES", "--disk-bytes", pager.disk_bytes, _PAGER.disk_bytes),
-        ("DISK_STAGING_BYTES", "--disk-staging-bytes", pager.disk_staging_bytes, 0),
-    ):
-        if given != default and not pager.disk_dir and not pager.host_bytes:
+    if pager.disk_dir:
+        return
+    for name, flag, is_vain in (
+        ("DISK_BYTES", "--disk-bytes", pager.disk_bytes != _PAGER.disk_bytes),
+        # What leaves a device for the host's memory waits there too.
+        ("DISK_STAGING_BYTES", "--disk-staging-bytes",
+         pager.disk_staging_bytes and not pager.host_bytes),
+    ):  # fmt: skip
+        if is_vain:
             raise ConfigError(
                 f"PAGEMESH_{name} ({flag}) without PAGEMESH_DISK_DIR (--disk-dir): no pages are "
                 "kept on disk; name a folder for them, or leave it out"

@@ -115,8 +115,8 @@ def _packed_chain(
 def secret_tag(secret: bytes) -> int:
     """A 64-bit fingerprint by which services notice that their secrets differ. It does not reveal
     the secret."""
-    tag = hashlib.blake2b(b"which secret", digest_size=8, key=_short(secret)).digest()
-    return int.from_bytes(tag, "little")
+    tag = hashlib.blake2b(b"which secret", digest_size=2, key=_short(secret)).digest()
+    return 1 + int.from_bytes(tag, "little")
 
 
 def _short(secret: bytes) -> bytes:

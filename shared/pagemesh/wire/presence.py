@@ -82,7 +82,7 @@ class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     epoch: U64 = 0
     free_pages: Count = 0
     """Pagers only: free and evictable."""
-    secret_tag: U64 = 0
+    secret_tag: Count = 0
     """Pagers only: fingerprint of the secret that keys their prefix ids (``identity``)."""
 
 

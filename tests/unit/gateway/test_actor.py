@@ -144,12 +144,35 @@ async def test_a_gateway_of_another_model_than_its_workers_says_so(gateway: Gate
     gateway.presence_changed(
         Joined(structs.replace(other, model=structs.replace(other.model, model="large")))
     )
-    assert gateway.unready_why.startswith("no worker serves 'tiny' yet, only other models")
+    assert gateway.unready_why.endswith("only other models are served")
+    assert "tiny" not in gateway.unready_why, "health checks need no key"
     with pytest.raises(NotServed) as caught:
         await gateway.facts(RequestLimits(worker_wait_ms_max=1))
     error = from_fault(caught.value)
     assert (error.status, error.code) == (503, "not_ready")
-    assert "give the gateway the --model of its workers" in error.message
+    assert "give the gateway the --model and --model-name of its workers" in error.message
+
+
+async def test_a_model_that_starts_or_was_served_is_waited_for_beside_those_of_others(
+    gateway: Gateway,
+) -> None:
+    gateway.announce("ready")
+    ours = worker("d", "decode")
+    assert ours.model is not None
+    others = structs.replace(ours, name="o", model=structs.replace(ours.model, model="large"))
+    for change in (
+        Joined(others),
+        Joined(structs.replace(ours, state="starting")),
+        Changed(ours),
+        Lost(ours, "left"),
+    ):
+        gateway.presence_changed(change)
+        _ = gateway.known_facts  # as requests look at them
+        told = gateway.unready_why
+        if change.announce is others:
+            assert told.endswith("only other models are served")
+        else:
+            assert told == ("" if isinstance(change, Changed) else "no worker is ready")
 
 
 async def test_a_pager_of_another_secret_is_told_of_when_it_comes(gateway: Gateway) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -29,5 +30,8 @@ def test_the_size_of_a_disk_tier_that_is_nowhere_is_refused(name: str, tmp_path:
     environ = {"PAGEMESH_SECRET": "0123456789abcdef", f"PAGEMESH_{name}": "1GiB"}
     with pytest.raises(ConfigError, match=f"PAGEMESH_{name} .* without PAGEMESH_DISK_DIR"):
         settings_of(load_service_config(environ))
+    memory = load_service_config(environ, {"PAGEMESH_HOST_BYTES": "1MiB"})
+    with contextlib.nullcontext() if "STAGING" in name else pytest.raises(ConfigError):
+        settings_of(memory)
     disk = settings_of(load_service_config(environ, {"PAGEMESH_DISK_DIR": str(tmp_path)})).disk
     assert disk is not None and disk.folder == tmp_path

@@ -92,7 +92,9 @@ async def test_a_pager_that_ends_while_its_disk_is_being_listed_finds_no_fault_w
     async with disk_on(tmp_path, pool, slow(gate)) as (made, heard):
         with capture_logs() as logs:
             assert await made.close(), "it reads nothing into the pool"
-        assert logs == []
+        assert [(one["event"], one["log_level"]) for one in logs] == [
+            ("pager.disk_not_listed", "info")
+        ]
         gate.set()
 
 

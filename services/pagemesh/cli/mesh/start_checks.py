@@ -12,14 +12,13 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from pagemesh.cli.mesh.gpu_check import Gpu, check_gpu_room
 from pagemesh.cli.planning.formats import FORMATS
 from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import weights_of
-from pagemesh.engine.coverage import path_of, refuse_inexact
+from pagemesh.engine.coverage import inexact, path_in
 from pagemesh.engine.files import cache_folder
 from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.kernels.native.library import check_level
@@ -110,14 +109,8 @@ def check_device_room(
 def check_model(folder: Path, *, deterministic: bool) -> None:
     """Raises ``ConfigError`` for an architecture that the engine does not support, or not for
     ``deterministic`` answers, a broken config.json or a missing tokenizer."""
-    where = f"model {folder}"
-    source = read_config(folder / "config.json")
-    try:
-        path = path_of(SimpleNamespace(**source), where)
-    except (TypeError, LookupError):
-        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
-    if deterministic:
-        refuse_inexact(path, where)
+    if path_in(folder) == "fallback" and deterministic:
+        raise inexact(folder)
     tokenizer_file(folder)
 
 

@@ -328,7 +328,7 @@ def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[
     if best_of * prompt_count > CHOICES_MAX:
         raise bad(
             name,
-            f"{prompt_count} prompts x {name} {best_of} exceed the limit of {CHOICES_MAX} choices",
+            f"{prompt_count} prompts with {name} {best_of} exceed {CHOICES_MAX} choices",
         )
     if best_of < n:
         raise bad("best_of", f"best_of {best_of} is less than n {n}: raise best_of or lower n")

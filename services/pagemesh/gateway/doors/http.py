@@ -268,7 +268,9 @@ class HttpDoor:
         """Listen for as long as the context lasts, on the socket ``taken`` or else at the
         configured address; gives the URL. At the end no new connection is accepted, and running
         requests may finish. Raises ``ConfigError`` for a port that is in use."""
-        listener = taken or take_address(self._config.http_host, self._config.http_port)
+        listener = taken
+        if listener is None:
+            listener = take_address(self._config.http_host, self._config.http_port)
         try:
             listen(listener)
         except BaseException:

@@ -87,8 +87,8 @@ class Filling:
         slots, filled = lease.page_count * self._page_size, fill.filled_tokens
         if fill.first_token > known:
             raise Malformed(
-                f"the tokens start at {fill.first_token}, but only {known} are known: send all "
-                "that follow these"
+                f"the tokens start at {fill.first_token}, but only {known} are known: send "
+                f"those from {known} on"
             )
         if fill.tokens:
             end = max(known, self._require_tokens(lease, fill, known))

@@ -249,7 +249,7 @@ class Disk:
             return self._fail(error)
         except MemoryError:
             return self._off(
-                f"{self._place.folder}: there is no memory for an index of "
+                f"{self._place.folder}: there is no memory for the index of a tier of "
                 f"{self._place.bytes_max / 2**30:,.0f} GiB; lower PAGEMESH_DISK_BYTES"
             )
         self._is_open = True
@@ -323,10 +323,15 @@ class Disk:
         """End the threads. Returns whether nobody reads into the pool any more. A thread that hangs
         is left alone, with its file open."""
         written = _ends(self._writer)
-        if not written and self._is_open:  # until then it is told to write nothing
+        if not written and self._is_open:
             _log.error(
                 "pager.disk_does_not_answer", folder=str(self._place.folder),
                 next="pages that were not written are recomputed; check the disk's health",
+            )  # fmt: skip
+        elif not written:  # nothing was to be written yet
+            _log.info(
+                "pager.disk_not_listed", folder=str(self._place.folder),
+                next="a large tier takes its time; if it is small, check the disk's health",
             )  # fmt: skip
         read = _ends(self._reader, *self._filling)
         if self._file is not None and written and read:

@@ -9,7 +9,9 @@ from pagemesh.wire.errors import ConfigError
 
 _OTHER_NAME = frozenset({62, 63, 64})
 _OTHER_TIME = frozenset({9, 10})
-"""OpenSSL's codes for a mismatch of host, mail or IP address; and for not yet valid or expired."""
+_OTHER_AUTHORITY = frozenset({18, 19, 20, 21})
+"""OpenSSL's codes for a mismatch of host, mail or IP address; for not yet valid or expired; and for
+no known authority."""
 
 
 def tls_context(config: BusConfig) -> ssl.SSLContext | None:
@@ -41,11 +43,11 @@ def _load_own(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
         shown = ", ".join(filter(None, (cert_file, key_file)))
         made = unusable("PAGEMESH_NATS_TLS_CERT", shown, error)
         if asked:
-            raise ConfigError(f"{made}; the key has a passphrase: give it one without") from None
+            raise ConfigError(f"{made}; the key has a passphrase: use one without") from None
         if isinstance(error, ssl.SSLError) and not key_file:
             raise ConfigError(
-                f"{made}; it needs a certificate and its key in PEM form: if the key is in "
-                "another file, name that in PAGEMESH_NATS_TLS_KEY"
+                f"{made}; if the key is in another file, name that in PAGEMESH_NATS_TLS_KEY "
+                "(--nats-tls-key)"
             ) from None
         raise made from None
 
@@ -60,7 +62,7 @@ def distrust(error: ssl.SSLCertVerificationError, config: BusConfig) -> ConfigEr
     else:
         what = "is not trusted"
         next_step = "name the authority that signed it in PAGEMESH_NATS_TLS_CA (--nats-tls-ca)"
-        if config.ca_file:
+        if config.ca_file and error.verify_code in _OTHER_AUTHORITY:
             next_step += f", which {config.ca_file!r} is not"
     return ConfigError(
         f"the certificate of the NATS server at {config.shown_url} {what} ({why}): {next_step}"
