@@ -130,9 +130,9 @@ constexpr bool kTakesTurns = PM_LEVEL >= 2 && sizeof(typename T::Code) == 4;
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Prefetches a line for a run of `queries` queries. Into L1, long runs do not, except the longest,
-// which exist only over narrow codes and are like two short ones. The hardware drops part of a
-// burst.
+// Prefetches a line for a run of `queries` queries, into L2 if `far`, else into L1. Long runs, which
+// are bound by arithmetic, prefetch nothing into L1, except the longest: these exist only over narrow
+// codes and are like two short ones. The hardware drops part of a burst.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);

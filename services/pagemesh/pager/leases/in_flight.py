@@ -33,7 +33,7 @@ from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit
 
 _FILLING_MAX = 16
-"""How many leases at one place are compared; there are more only if they may not wait."""
+"""How many leases at one place are compared. More can be there only if these may not wait."""
 
 
 class Filler(Protocol):
