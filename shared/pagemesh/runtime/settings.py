@@ -63,7 +63,7 @@ class BusConfig:
         minimum=1, maximum=MINUTE_MS,
     )  # fmt: skip
     start_wait_ms: int = setting(
-        5_000, "NATS_START_WAIT_MS", "How long commands try to connect, in ms; services never stop.",
+        5_000, "NATS_START_WAIT_MS", "How long commands try to connect, in ms; services try on.",
         minimum=0, maximum=60 * MINUTE_MS,
     )  # fmt: skip
     reconnect_wait_ms: int = setting(
