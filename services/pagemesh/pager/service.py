@@ -18,12 +18,15 @@ from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
+from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
-from pagemesh.runtime.service_config import ServiceConfig, check_tier_is_named
+from pagemesh.runtime.service_config import ServiceConfig, tier_without_place
 from pagemesh.runtime.supervise import Ticks
 from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire import subjects
+
+_log = get_logger(__name__)
 
 
 def settings_of(config: ServiceConfig) -> PagerSettings:
@@ -50,7 +53,8 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
 
 def _disk_place(config: ServiceConfig) -> DiskPlace | None:
     pager, host, secret = config.pager, config.host.host, config.host.required_secret()
-    check_tier_is_named(pager)
+    if why := tier_without_place(pager):  # no error: the tier may be off for a while
+        _log.warning("pager.no_disk_folder", why=why)
     if folder := pager.disk_folder:
         return DiskPlace(folder, host, pager.disk_bytes, secret, memory_bytes=pager.host_bytes)
     if pager.host_bytes:

@@ -66,10 +66,10 @@ def _check_beats(pager: PagerConfig) -> None:
         )
 
 
-def check_tier_is_named(pager: PagerConfig) -> None:
-    """Raises ``ConfigError`` for the size of a tier without a place: it would keep no pages."""
+def tier_without_place(pager: PagerConfig) -> str:
+    """What is wrong with the size of a tier that has no place, in words for people; empty: nothing."""
     if pager.disk_dir:
-        return
+        return ""
     for name, flag, is_vain in (
         ("DISK_BYTES", "--disk-bytes", pager.disk_bytes != _PAGER.disk_bytes),
         # What leaves a device for the host's memory waits there too.
@@ -77,10 +77,11 @@ def check_tier_is_named(pager: PagerConfig) -> None:
          pager.disk_staging_bytes and not pager.host_bytes),
     ):  # fmt: skip
         if is_vain:
-            raise ConfigError(
+            return (
                 f"PAGEMESH_{name} ({flag}) without PAGEMESH_DISK_DIR (--disk-dir): no pages are "
                 "kept on disk; name a folder for them, or leave it out"
             )
+    return ""
 
 
 def service_environ(config: ServiceConfig) -> dict[str, str]:

@@ -27,7 +27,7 @@ from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.model_types import compute_type, page_type
-from pagemesh.runtime.service_config import ServiceConfig, check_tier_is_named
+from pagemesh.runtime.service_config import ServiceConfig, tier_without_place
 from pagemesh.runtime.sizes import exact_size, shown_binary
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import IN_FILE, PoolFormat
@@ -72,7 +72,8 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
             f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): on a CPU, pages "
             "are in the host's memory already; leave it out, or raise --pool-bytes"
         )
-    check_tier_is_named(config.pager)
+    if why := tier_without_place(config.pager):
+        raise ConfigError(why)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.pager.disk_dir and config.pager.host_bytes > memory_bytes:  # else see check_room
         raise ConfigError(
