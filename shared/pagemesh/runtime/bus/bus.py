@@ -236,7 +236,7 @@ class Bus:
             raise
         if made.denied:
             self._subscriptions.remove(made)
-            raise Denied(f"the NATS server does not allow {self.role} to subscribe to {subject}")
+            raise Denied(f"the NATS server does not let {self.role} listen on {subject}")
         return made
 
     async def unsubscribe(self, subscription: Subscription) -> None:
