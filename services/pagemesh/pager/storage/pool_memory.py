@@ -77,7 +77,7 @@ class PoolMemory:
             if not keeping:
                 raise
             raise Busy(
-                f"{', '.join(keeping)} may still hold the memory of an earlier pool, and there "
+                f"{', '.join(keeping)} may have kept the memory of an earlier pool, and there "
                 f"is no room for both ({fault.message})",
                 retry_after_ms=_RETRY_MS,
             ) from None
