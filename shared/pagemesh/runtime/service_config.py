@@ -67,7 +67,7 @@ def _check_beats(pager: PagerConfig) -> None:
 
 
 def tier_without_place(pager: PagerConfig) -> str:
-    """What is wrong with the size of a tier that has no place, in words for people; empty: nothing."""
+    """What is wrong with the size of a tier without a place, in words for people; else empty."""
     if pager.disk_dir:
         return ""
     for name, flag, is_vain in (
