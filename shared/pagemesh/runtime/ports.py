@@ -38,13 +38,26 @@ def free_port(host: str = "127.0.0.1") -> int:
 def usable_port(host: str, port: int) -> int:
     """``port`` when it can be listened on at ``host``; the system's choice for 0. Raises
     ``OSError``."""
-    family, address = address_of(host, port)
-    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
+    with contextlib.closing(bound_socket(host, port)) as probe:
         probe.listen(1)
         chosen: int = probe.getsockname()[1]
     return chosen
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket of the address, where connections are refused until it is listened at
+    (``socket.create_server`` listens at once). Raises ``OSError``."""
+    family, address = address_of(host, port)
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def address_of(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

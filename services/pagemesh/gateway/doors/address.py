@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from pagemesh.runtime.ports import address_of, shown_address
+from pagemesh.runtime.ports import bound_socket, shown_address
 from pagemesh.wire.errors import ConfigError
 
 CONNECTIONS_BACKLOG = 1_024
@@ -19,17 +19,7 @@ def take_address(host: str, port: int) -> socket.socket:
     is in use is thus reported before anything is loaded or joined. Raises ``ConfigError`` that
     names the address."""
     with _named(host, port):
-        family, address = address_of(host, port)
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family is socket.AF_INET6:
-                taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            taken.bind(address)
-        except OSError:
-            taken.close()
-            raise
-    return taken
+        return bound_socket(host, port)
 
 
 def listen(taken: socket.socket) -> None:

@@ -268,36 +268,31 @@ class HttpDoor:
         """Listen for as long as the context lasts, on the socket ``taken`` or else at the
         configured address; gives the URL. At the end no new connection is accepted, and running
         requests may finish. Raises ``ConfigError`` for a port that is in use."""
-        listener = taken
-        if listener is None:
-            listener = take_address(self._config.http_host, self._config.http_port)
-        try:
+        address = self._config.http_host, self._config.http_port
+        with contextlib.closing(taken or take_address(*address)) as listener:
             listen(listener)
-        except BaseException:
-            listener.close()
-            raise
-        host, port = listener.getsockname()[:2]
-        config = uvicorn.Config(
-            self.app,
-            http=Connection,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=75,
-            backlog=CONNECTIONS_BACKLOG,
-        )
-        server = _Server(config)
-        running = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")
-        async with finished(self._front.gateway, [running]):
-            try:
-                await server.listening.wait()
-                yield f"http://{shown_address(host, port)}"
-            finally:
-                server.stop()
-        await running
+            host, port = listener.getsockname()[:2]
+            config = uvicorn.Config(
+                self.app,
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                backlog=CONNECTIONS_BACKLOG,
+            )
+            server = _Server(config)
+            running = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")
+            async with finished(self._front.gateway, [running]):
+                try:
+                    await server.listening.wait()
+                    yield f"http://{shown_address(host, port)}"
+                finally:
+                    server.stop()
+            await running
 
 
 class _Server(uvicorn.Server):

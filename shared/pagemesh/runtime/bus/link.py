@@ -114,6 +114,11 @@ class Link:
                 ) from None
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise distrust(cause, config) from None
+            if client.asks_for_certificate and not config.cert_file:
+                raise Disconnected(
+                    "the server requires a client certificate: set PAGEMESH_NATS_TLS_CERT "
+                    "(--nats-tls-cert)"
+                ) from None
             raise Disconnected(_reason(cause)) from None
         except asyncio.CancelledError:
             await link.close()
@@ -314,10 +319,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "nothing answers"
     if isinstance(error, ssl.SSLError):
-        why = (error.reason or text).lower().replace("_", " ")
-        wants_ours = "certificate required" in why
-        hint = ": set PAGEMESH_NATS_TLS_CERT (--nats-tls-cert)" if wants_ours else ""
-        return f"TLS failed ({why}){hint}"
+        return f"TLS failed ({(error.reason or text).lower().replace('_', ' ')})"
     if number is not None and number > 0:
         return os.strerror(number).lower()
     return text or "the connection failed"

@@ -115,6 +115,11 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
                 self._transport.writelines(pending)
 
     @property
+    def asks_for_certificate(self) -> bool:
+        """Whether the server's greeting, if it came, says that it verifies clients."""
+        return bool(self._server_info.get("tls_verify"))
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
         writer = getattr(self._transport, "_io_writer", None)
