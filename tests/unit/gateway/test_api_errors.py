@@ -7,6 +7,7 @@ import pytest
 from pagemesh.gateway.api.api_errors import ApiError, from_fault
 from pagemesh.wire.errors import (
     Busy,
+    DeadlineExceeded,
     Disconnected,
     Fault,
     Internal,
@@ -24,6 +25,11 @@ def test_a_client_is_told_to_come_back_no_sooner_than_it_may(
     after_ms: int, header: str | None
 ) -> None:
     assert ApiError(503, "x", retry_after_ms=after_ms).headers.get("retry-after") == header
+
+
+def test_what_took_too_long_is_not_to_be_asked_again_by_itself() -> None:
+    error = from_fault(DeadlineExceeded("x", retry_after_ms=7_000))
+    assert (error.status, error.headers) == (504, {"x-should-retry": "false"})
 
 
 @pytest.mark.parametrize("kind", [Busy, NotReady, Disconnected, Superseded, NoCapacity, OverQuota])

@@ -6,7 +6,7 @@ import pytest
 
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.decoding import decode
-from pagemesh.gateway.api.openai_types import CompletionBody
+from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,26 @@ def test_bytes_that_are_no_text_and_text_that_is_no_json(body: bytes, message: s
         decode(body, CompletionBody)
     assert caught.value.code == "invalid_json"
     assert message in caught.value.message
+
+
+def test_what_is_null_need_not_be_known() -> None:
+    body = b"""{"messages": [{"role": "user", "content": "hi", "cache_control": null}],
+        "guided_json": null, "seed": 3, "chat_template_kwargs": {"mood": null}}"""
+    chat = decode(body, ChatBody)
+    assert (chat.messages[0].content, chat.seed) == ("hi", 3)
+    assert chat.chat_template_kwargs == {"mood": None}, "null is a value to a template"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        (b'"guided_json": {}', "guided_json", "unsupported_parameter"),
+        (b'"odd": 1, "even": null', "odd", "unknown_parameter"),
+        (b'"odd": null, "seed": "x"', "seed", "invalid_value"),
+        (b'"odd": null, "user": ' + b"[" * 2_000 + b"]" * 2_000, "", "invalid_json"),
+    ],
+)
+def test_beside_nulls_what_is_wrong_is_named(fields: bytes, param: str, code: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(b'{"prompt": "x", ' + fields + b"}", CompletionBody)
+    assert (caught.value.param, caught.value.code) == (param, code)

@@ -143,8 +143,13 @@ def test_a_parameter_nobody_knows_is_refused_by_name() -> None:
         assert caught.value.code == "unknown_parameter"
 
 
+def test_no_alternatives_need_no_log_probabilities() -> None:
+    assert chat(top_logprobs=0) == chat(top_logprobs=0, logprobs=False) == chat()
+
+
 def test_max_completion_tokens_goes_over_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert completion(max_tokens=5, max_completion_tokens=7).max_tokens == 7
     assert chat(max_tokens=5).max_tokens == 5
     assert chat().max_tokens is None
     assert completion().max_tokens is None and completion().open_tokens == 16

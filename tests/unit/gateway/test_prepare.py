@@ -107,3 +107,12 @@ def tokens() -> Tokens:
 def test_a_prompt_is_made_as_its_body_says(tokens: Tokens, ask: Ask, text: str) -> None:
     (prompt,) = tokenise(ask, tokens, None, b"")
     assert tokens.decode(prompt.tolist()) == text
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_too_long_an_answer_is_refused_by_the_name_it_was_asked_for(name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        fit(chat(**{name: 1_000}), [np.ones(10, "<u4")], FACTS, frozenset(), seed=1)
+    assert caught.value.param == name and f"that {name} may be 70 at most" in caught.value.message
+    with pytest.raises(ApiError, match=f"min_tokens 9 exceeds {name} 8"):
+        chat(**{name: 8, "min_tokens": 9})

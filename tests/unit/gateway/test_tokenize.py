@@ -31,7 +31,7 @@ async def http(shared_nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[
         single=f"{END} $A", special_tokens=[first]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"chat_template": "{{ mood }}" + TEMPLATE}
+    config = {"eos_token": {"content": END}, "chat_template": "{{ mood }}" + TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     async with (
         fake_mesh(shared_nats_server.url, folder) as mesh,
@@ -88,3 +88,11 @@ async def test_tokens_whose_text_would_be_too_large_are_refused_before_it_is_mad
         "tokens",
     )
     assert "fewer tokens" in error["message"]
+
+
+async def test_who_tokenises_from_afar_learns_the_special_tokens_and_the_template(
+    http: httpx.AsyncClient,
+) -> None:
+    """lm-eval's remote tokenizer asks for them."""
+    answer = await http.get("/tokenizer_info")
+    assert answer.json() == {"eos_token": END, "chat_template": "{{ mood }}" + TEMPLATE}

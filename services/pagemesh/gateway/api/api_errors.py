@@ -32,6 +32,7 @@ from pagemesh.wire.errors import (
     Superseded,
 )
 
+_TOO_LATE = "deadline_exceeded"
 _CANCELLED: dict[WhyCancelled, tuple[str, str]] = {
     "left": ("cancelled", "the request was cancelled"),
     "slow": ("slow_reader", "the client read the answer too slowly; too much of it was buffered"),
@@ -57,7 +58,8 @@ _TYPES = {
 class ApiError(Exception):
     """Raised anywhere between a front door and the mesh; ``param`` and ``code`` may be empty.
 
-    ``retry_after_ms`` above 0 becomes a ``Retry-After`` header in whole seconds.
+    ``retry_after_ms`` above 0 becomes a ``Retry-After`` header in whole seconds. OpenAI's SDKs do
+    not repeat a request that missed its deadline (``x-should-retry``).
     """
 
     status: int
@@ -72,6 +74,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
+        if self.code == _TOO_LATE:  # SDKs ask again after any 5xx, for twice as much work in vain
+            return {"x-should-retry": "false"}
         if not self.retry_after_ms:
             return {}
         return {"retry-after": str(max(1, -(-self.retry_after_ms // 1_000)))}
@@ -143,7 +147,7 @@ def from_fault(fault: Fault) -> ApiError:
             503, "the mesh is overloaded; retry later", code="overloaded", retry_after_ms=after_ms
         )
     if isinstance(fault, DeadlineExceeded):
-        return ApiError(504, "the request's deadline passed", code="deadline_exceeded")
+        return ApiError(504, "the request's deadline passed", code=_TOO_LATE)
     if isinstance(fault, Denied):
         return ApiError(403, "not allowed", code="denied")
     if isinstance(fault, Malformed):

@@ -79,7 +79,7 @@ def fit_beams(
     if needed > pool_pages or max_tokens < 1:
         message = (
             f"{beams.width} beams may need {needed * page_size} token slots, but there are only "
-            f"{pool_pages * page_size}: lower max_tokens or beam_width"
+            f"{pool_pages * page_size}: lower {ask.max_tokens_name} or beam_width"
         )
         raise ApiError(400, message, "beam_width", "context_length_exceeded")
     return max_tokens

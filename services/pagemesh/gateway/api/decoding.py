@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from pagemesh.gateway.api.api_errors import ApiError, bad, missing
+from pagemesh.gateway.api.api_errors import ApiError, bad, missing, unsupported
 from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -22,6 +22,16 @@ _ELSEWHERE: dict[type, dict[str, str]] = {
     ChatBody: {"prompt": "; it is a parameter of completions"},
 }
 """By type of body: parameters that belong to another endpoint, and which one takes them."""
+
+_NOT_YET = frozenset({
+    "allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "prompt_logprobs", "return_tokens_as_token_ids", "structured_outputs",
+    "truncate_prompt_tokens",
+})  # fmt: skip
+"""Parameters of other servers that change the answer."""
+
+_FOR_TEMPLATES = frozenset({"chat_template_kwargs"})
+"""To a template, null is a value."""
 
 _SAID = {
     "int": "an integer",
@@ -39,7 +49,7 @@ def decode(body: bytes, kind: type[S]) -> S:
     if not body.strip():
         raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return _decode(body, kind)
     except msgspec.ValidationError as error:
         raise _named(str(error), _ELSEWHERE.get(kind, {})) from None
     except RecursionError:
@@ -47,6 +57,29 @@ def decode(body: bytes, kind: type[S]) -> S:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = _not_utf8(body) or f"the body is not valid JSON: {error}"
         raise ApiError(400, text[:_BRIEF_MAX], code="invalid_json") from None
+
+
+def _decode(body: bytes, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if "unknown field" not in str(error):
+            raise
+        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), kind)
+
+
+def _without_nulls(value: Any) -> Any:
+    """``value`` without what is null in it. A parameter that is null asks for nothing, so it need
+    not be known: some SDKs send all that they have."""
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: one if key in _FOR_TEMPLATES else _without_nulls(one)
+        for key, one in value.items()
+        if one is not None
+    }
 
 
 def _not_utf8(body: bytes) -> str:
@@ -67,6 +100,8 @@ def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
         param = f"{param}.{field.group(1)}" if param else field.group(1)
         if "unknown field" in text:
             name = param[:_BRIEF_MAX]
+            if name in _NOT_YET:
+                return unsupported(name)
             message = f"unknown parameter: {name}{elsewhere.get(name, '')}"
             return ApiError(400, message, name, "unknown_parameter")
         return missing(param)

@@ -67,6 +67,8 @@ class Ask:
     include_usage: bool
     max_tokens: int | None
     """None: as many as fit, at most ``open_tokens``."""
+    max_tokens_name: str
+    """The parameter that gave ``max_tokens``, for messages."""
     open_tokens: int
     min_tokens: int
     temperature: float
@@ -112,7 +114,7 @@ def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI)
     ``defaults`` are the sampling parameters that it does not give."""
     form = decode(body, ChatBody)
     _refuse_unsupported_chat(form)
-    if form.top_logprobs is not None and not form.logprobs:
+    if form.top_logprobs and not form.logprobs:
         raise bad("top_logprobs", "top_logprobs requires logprobs: true")
     going_on = bool(form.continue_final_message)
     adding = form.add_generation_prompt
@@ -131,14 +133,12 @@ def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI)
     )
     if form.max_tokens == 0:
         raise bad("max_tokens", "max_tokens must be at least 1")
-    limit = form.max_completion_tokens
     return _ask(
         form,
         served=served,
         defaults=defaults,
         chat=True,
         prompts=(prompt,),
-        max_tokens=form.max_tokens if limit is None else limit,
         logprobs=(form.top_logprobs or 0) if form.logprobs else None,
     )
 
@@ -157,7 +157,6 @@ def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = O
         defaults=defaults,
         chat=False,
         prompts=_prompts(form.prompt),
-        max_tokens=form.max_tokens,
         open_tokens=DEFAULT_COMPLETION_TOKENS,
         logprobs=form.logprobs,
         echo=bool(form.echo),
@@ -264,7 +263,6 @@ def _ask(
     defaults: SamplingDefaults,
     chat: bool,
     prompts: tuple[Prompt, ...],
-    max_tokens: int | None,
     open_tokens: int = REQUEST_TOKENS_MAX,
     logprobs: int | None,
     echo: bool = False,
@@ -272,10 +270,13 @@ def _ask(
     beams = beams_of(form, scores_prompt=echo and logprobs is not None)
     own = defaults if beams is None else OPENAI  # a search draws nothing
     n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)
+    limit = form.max_completion_tokens
+    name = "max_tokens" if limit is None else "max_completion_tokens"
+    max_tokens = form.max_tokens if limit is None else limit
     min_tokens = form.min_tokens or 0
     most = open_tokens if max_tokens is None else max_tokens
     if min_tokens > most:
-        raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {most}")
+        raise bad("min_tokens", f"min_tokens {min_tokens} exceeds {name} {most}")
     options = form.stream_options
     if options is not None and not form.stream:
         raise bad("stream_options", "stream_options requires stream: true")
@@ -291,6 +292,7 @@ def _ask(
         stream=bool(form.stream),
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
+        max_tokens_name=name,
         open_tokens=open_tokens,
         min_tokens=min_tokens,
         temperature=own.temperature if form.temperature is None else form.temperature,

@@ -1,8 +1,8 @@
 """The JSON bodies of the endpoints, field by field.
 
 A parameter that could change the answer is either implemented or refused by name, and so is every
-unknown one: to ignore it would look like support. Parameters that only describe the request, as
-SDKs and frameworks add them, are accepted and have no effect.
+unknown one that is not null: to ignore it would look like support. Parameters that only describe
+the request, as SDKs and frameworks add them, are accepted and have no effect.
 
 Most fields may be null, as OpenAI's clients send them; null means the default.
 """
@@ -60,6 +60,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: _Tokens | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+    """Goes before ``max_tokens``."""
     temperature: Temperature | None = None
     top_p: TopP | None = None
     presence_penalty: _Penalty | None = None
@@ -93,6 +95,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: _Inert = None
     metadata: _Inert = None
     safety_identifier: _Inert = None
+    cache_prompt: _Inert = None
     prompt_cache_key: _Inert = None
     prompt_cache_options: _Inert = None
     prompt_cache_retention: _Inert = None
@@ -131,7 +134,6 @@ class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=16_384)]
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

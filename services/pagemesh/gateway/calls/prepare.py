@@ -153,9 +153,9 @@ def _max_tokens(ask: Ask, prompt_tokens: int, most: Limit, quota_tokens: int) ->
     slots = prompt_tokens + (1 if ask.max_tokens is None else ask.max_tokens)
     if slots > quota_tokens:
         message = (
-            f"prompt and max_tokens need {slots} token slots, more than your quota of "
+            f"prompt and {ask.max_tokens_name} need {slots} token slots, more than your quota of "
             f"{quota_tokens} for all your requests together: shorten the prompt, lower "
-            "max_tokens, or ask for a larger quota"
+            f"{ask.max_tokens_name}, or ask for a larger quota"
         )
         raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
     if ask.max_tokens is not None:
@@ -196,7 +196,7 @@ def _check_answer(ask: Ask, prompt_tokens: int, most: Limit) -> None:
     limit, said = most
     if prompt_tokens + wanted > limit:
         message = (
-            f"{said}; the prompt has {prompt_tokens}, so that max_tokens may be "
+            f"{said}; the prompt has {prompt_tokens}, so that {ask.max_tokens_name} may be "
             f"{limit - prompt_tokens} at most, not {wanted}"
         )
-        raise ApiError(400, message, "max_tokens", "context_length_exceeded")
+        raise ApiError(400, message, ask.max_tokens_name, "context_length_exceeded")

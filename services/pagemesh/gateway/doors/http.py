@@ -174,12 +174,14 @@ class HttpDoor:
         routes = [
             *(Route(path, app, methods=["POST"]) for path, app in asked.items()),
             Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/", self._models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
             Route("/health", self._ready, methods=["GET"]),
             Route("/health/live", self._live, methods=["GET"]),
             Route("/health/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/version", self._version, methods=["GET"]),
+            Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
             Route("/tokenize", texts(self._tokenize), methods=["POST"]),
             Route("/detokenize", texts(self._detokenize), methods=["POST"]),
         ]
@@ -219,6 +221,9 @@ class HttpDoor:
 
     async def _version(self, _request: Request) -> Response:
         return _json({"version": VERSION})
+
+    async def _tokenizer_info(self, _request: Request) -> Response:
+        return _json(self._front.tokens.facts)
 
     async def _tokenize(self, body: bytes, tenant: str) -> bytes:
         ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))

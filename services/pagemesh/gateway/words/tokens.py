@@ -54,6 +54,7 @@ class Tokens:
         *,
         template: ChatTemplate | None,
         end_tokens: frozenset[int],
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -61,6 +62,9 @@ class Tokens:
         self._template = template
         self.end_tokens = end_tokens
         """The model's own: any of them ends a choice."""
+        self.facts = facts or {}
+        """The special tokens by their names, and the ``chat_template``, as the model's files have
+        them."""
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._byte_tokens = byte_tokens_of(tokenizer)
@@ -90,7 +94,8 @@ class Tokens:
         except TemplateRefused as error:
             raise ConfigError(f"{folder}: {error}") from None
         ends = _end_tokens(folder, tokenizer, special.get("eos_token", ""))
-        return cls(tokenizer, template=template, end_tokens=ends)
+        facts = special | ({"chat_template": source} if source else {})
+        return cls(tokenizer, template=template, end_tokens=ends, facts=facts)
 
     def render_chat(
         self,
