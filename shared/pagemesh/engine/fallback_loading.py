@@ -44,7 +44,7 @@ from pagemesh.engine.fallback import (
     window_obstacle,
 )
 from pagemesh.engine.loading import ServedModel, root_of
-from pagemesh.engine.model import context_tokens_of
+from pagemesh.engine.model import context_tokens_of, not_its_own
 from pagemesh.engine.prepared import (
     check_room,
     kept_digest,
@@ -172,6 +172,9 @@ def _modules(
     logging.disable_progress_bar()
     register()
     kind = getattr(transformers, source.architectures[0])
+    if not isinstance(source, kind.config_class):
+        why = f"its model_type is {source.model_type!r}"
+        raise not_its_own(f"model {checkpoint.folder}", source.architectures[0], why)
 
     def write(path: Path) -> None:
         _write_modules(kind, checkpoint.folder, source, path, progress, weight_type)

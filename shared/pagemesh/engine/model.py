@@ -104,19 +104,27 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
     architecture = refuse_unsupported(source, where)
     if obstacle := lean_obstacle(source, architecture):
         raise LeanObstacleError(f"{where}: the lean forward pass cannot run this: {obstacle}")
+    kind = getattr(source, "model_type", "")
+    if kind != architecture.removesuffix("ForCausalLM").lower():
+        raise not_its_own(where, architecture, f"its model_type is {kind!r}")
     try:
         config = _described(source, architecture, where)
-    except AttributeError as error:  # model_type belongs to another architecture
-        raise ConfigError(
-            f"{where}: config.json does not describe a model of architecture {architecture}: "
-            f"{first_line(error)}"
-        ) from None
+    except AttributeError as error:
+        raise not_its_own(where, architecture, first_line(error)) from None
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: config.json holds a value of the wrong kind: {first_line(error)}"
         ) from None
     _check_shape(config, where)
     return config
+
+
+def not_its_own(where: str, architecture: str, why: str) -> ConfigError:
+    """The error when ``architectures`` and the rest of config.json are of different models: one of
+    them would be computed with the biases and windows of the other."""
+    return ConfigError(
+        f"{where}: config.json does not describe a model of architecture {architecture}: {why}"
+    )
 
 
 def _described(source: Any, architecture: str, where: str) -> DecoderConfig:

@@ -36,6 +36,8 @@ from pagemesh.wire.pager_messages import AskedAs, Handle, Waterfall
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 BEAMS_MAX = 16
+ENDS_MAX = 64
+"""Tokens that end a choice."""
 REPETITION_PENALTY_MIN = 0.01
 """A logit divided by much less would overflow float32."""
 
@@ -80,7 +82,7 @@ class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: U64 = 0
     max_tokens: Count
     min_tokens: Count = 0
-    stop_tokens: Annotated[list[Count], Meta(max_length=64)] = []
+    stop_tokens: Annotated[list[Count], Meta(max_length=ENDS_MAX)] = []
     """Token ids that end a choice, including the model's own end tokens unless ignored."""
     logprobs: Annotated[int, Meta(ge=-1, le=TOP_LOGPROBS_MAX)] | None = None
     """How many alternatives to report beside the chosen token; None: no log-probabilities."""

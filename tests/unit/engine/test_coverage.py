@@ -84,3 +84,14 @@ def test_a_text_where_a_list_of_names_belongs_is_not_read_letter_by_letter(
 ) -> None:
     with pytest.raises(ConfigError, match=f"wrong kind: {field} is no list of names"):
         path_of(SimpleNamespace(**fields), "model here")
+
+
+def test_modules_are_not_made_from_the_configuration_of_others(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "Olmo2ForCausalLM")
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("Olmo2ForCausalLM", "OlmoForCausalLM"))
+    with pytest.raises(
+        ConfigError, match="architecture OlmoForCausalLM: its model_type is 'olmo2'"
+    ):
+        open_model(folder, name="tiny", page_size=16, cache=tmp_path, deterministic=False)

@@ -124,6 +124,16 @@ def test_a_configuration_of_another_family_than_its_architecture_is_refused() ->
     assert "does not describe a model of architecture LlamaForCausalLM" in text
 
 
+def test_a_model_with_the_biases_or_windows_of_another_family_is_refused() -> None:
+    """Both have every field that the other needs."""
+    for config, architecture in (
+        (Qwen2Config(**SHAPE), "LlamaForCausalLM"),
+        (LlamaConfig(**SHAPE), "Qwen2ForCausalLM"),
+    ):
+        text = refusal(named(config, architecture))
+        assert architecture in text and f"its model_type is {config.model_type!r}" in text
+
+
 def test_a_quantised_checkpoint_is_refused() -> None:
     config = llama()
     config.quantization_config = {"quant_method": "awq"}

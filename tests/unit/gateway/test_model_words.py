@@ -11,6 +11,8 @@ from tests.unit.gateway.support import END, byte_tokenizer
 
 from pagemesh.gateway.words.templates import TemplateRefused
 from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.work_messages import ENDS_MAX
 
 CONFIG, TEMPLATES, MAP = "tokenizer_config.json", "chat_template.json", "special_tokens_map.json"
 GENERATION, MODEL = "generation_config.json", "config.json"
@@ -92,3 +94,12 @@ def test_a_prompt_is_neither_cut_nor_filled_up_whatever_its_tokenizer_was_made_f
     loaded = Tokens.load(tmp_path)
     for count in (2, 20):
         assert len(loaded.encode("x" * count, add_special_tokens=False)) == count
+
+
+def test_more_end_tokens_than_a_worker_looks_for_are_refused(tmp_path: Path) -> None:
+    ids = list(range(ENDS_MAX))
+    folder = folder_of(tmp_path, {GENERATION: {"eos_token_id": ids}})
+    assert len(Tokens.load(folder).end_tokens) == ENDS_MAX
+    folder = folder_of(tmp_path, {GENERATION: {"eos_token_id": [*ids, ENDS_MAX]}})
+    with pytest.raises(ConfigError, match="65 end tokens; the limit is 64"):
+        Tokens.load(folder)

@@ -16,7 +16,7 @@ from pagemesh.gateway.api.openai_api import Ask
 from pagemesh.gateway.calls.prepare import fit, tokenise
 from pagemesh.gateway.words.templates import ChatTemplate
 from pagemesh.gateway.words.tokens import Tokens
-from pagemesh.wire.work_messages import Beams, Sampling
+from pagemesh.wire.work_messages import ENDS_MAX, Beams, Sampling
 
 SAID: dict[str, tuple[dict[str, Any], Any]] = {
     "temperature": ({"temperature": 0.25}, 0.25),
@@ -116,3 +116,25 @@ def test_too_long_an_answer_is_refused_by_the_name_it_was_asked_for(name: str) -
     assert caught.value.param == name and f"that {name} may be 70 at most" in caught.value.message
     with pytest.raises(ApiError, match=f"min_tokens 9 exceeds {name} 8"):
         chat(**{name: 8, "min_tokens": 9})
+
+
+def test_no_end_of_an_answer_is_left_out_in_silence() -> None:
+    prompt, ends = np.ones(10, "<u4"), frozenset(range(100, 120))
+    for count in (44, 45):
+        ask = chat(stop_token_ids=list(range(count)))
+        if count + len(ends) <= ENDS_MAX:
+            (work,) = fit(ask, [prompt], FACTS, ends, seed=1)
+            assert ends < set(work.sampling.stop_tokens)
+            continue
+        with pytest.raises(ApiError, match="65 tokens would end an answer; the limit is 64"):
+            fit(ask, [prompt], FACTS, ends, seed=1)
+
+
+def test_an_answer_that_any_token_ends_cannot_have_a_least_length() -> None:
+    facts = msgspec.structs.replace(FACTS, vocab_tokens=4)
+    ask = chat(stop_token_ids=[0, 1, 2], min_tokens=1)
+    prompt = np.ones(10, "<u4")
+    assert fit(ask, [prompt], facts, frozenset(), seed=1)
+    with pytest.raises(ApiError) as caught:
+        fit(ask, [prompt], facts, frozenset({3}), seed=1)
+    assert (caught.value.status, caught.value.param) == (400, "min_tokens")

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.gateway.fake_mesh import scores
 from tests.unit.gateway.support import END, MODEL, byte_tokenizer
+from tests.unit.gateway.test_text import as_bytes, piece_tokenizer
+from tokenizers import Tokenizer
 
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.openai_api import parse_chat, parse_completion
@@ -216,3 +219,21 @@ def test_an_answer_may_be_as_large_as_it_may_be() -> None:
     assert told(TEXT, Said(0, 0, ["abc", "de"]), bytes_max=5)
     with pytest.raises(ApiError, match="exceeds 4 bytes"):
         told(TEXT, Said(0, 0, ["abc", "de"]), bytes_max=4)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), piece_tokenizer()])
+def test_a_character_between_a_prompt_of_tokens_and_its_answer_is_the_answers(
+    tokenizer: Tokenizer,
+) -> None:
+    tokens = Tokens(tokenizer, template=None, end_tokens=frozenset())
+    ids = tokens.encode("is\u65e5\u672c", add_special_tokens=False)
+    if tokenizer.token_to_id("<0x00>") is not None:
+        ids = np.asarray([4, *as_bytes("\u65e5\u672c")], "<u4")
+    for cut_at in range(1, len(ids)):
+        body = {"prompt": ids[:cut_at].tolist(), "echo": True, "stream": True}
+        ask = parse_completion(json.dumps(body).encode(), served=MODEL)
+        renderer = Renderer(ask, tokens, response_id="id-1", created=9)
+        (chunk,) = renderer.echoed(0, ids[:cut_at], None)
+        answer = tokens.stream(stops=[], after=ids[:cut_at])
+        said = answer.push(ids[cut_at:]).text + answer.close()
+        assert json.loads(chunk)["choices"][0]["text"] + said == "is\u65e5\u672c"

@@ -135,6 +135,28 @@ def test_offsets_of_a_prompt_are_those_in_the_text_that_was_given() -> None:
         assert json.loads(bytes(scores.json()))["text_offset"] == expected, text
 
 
+def test_offsets_know_the_blank_before_each_stretch_of_a_prompt() -> None:
+    """SentencePiece puts one before the first word, and before what follows a special token."""
+    vocab = [(b"</s>", True), (b" ", False), (b"  ", False), (b"a", False), (b" a", False)]
+
+    def known(token: int) -> Written:
+        raw, is_special = vocab[token]
+        return Written.of(raw, is_special=is_special)
+
+    for text, tokens, expected in (
+        ("aa", [1, 3, 3], [0, 0, 1]),
+        (" a", [2, 3], [0, 1]),
+        ("  a", [2, 1, 3], [0, 2, 2]),
+        (" a", [1, 4], [0, 1]),
+        ("aa</s>aa", [4, 3, 0, 1, 3, 3], [0, 1, 2, 6, 6, 7]),
+        (" a</s> a", [2, 3, 0, 2, 3], [0, 1, 2, 6, 7]),
+        ("a  a", [4, 1, 4], [0, 1, 2]),
+    ):
+        scores = TextScores(known, echo=Echo(text))
+        scores.add_unscored(tokens)
+        assert json.loads(bytes(scores.json()))["text_offset"] == expected, text
+
+
 def test_a_special_token_takes_room_where_the_text_shows_it() -> None:
     def special(token: int) -> Written:
         return Written.of(RAW[token], is_special=token == 1)

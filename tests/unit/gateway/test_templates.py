@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import datetime
 
 import pytest
 
+from pagemesh.gateway.words import templates
 from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
 
 MESSAGES = [
@@ -113,3 +115,37 @@ def test_further_variables_replace_none_of_ours() -> None:
 def test_the_date_is_the_clocks() -> None:
     template = ChatTemplate("{{ strftime_now('%Y') }}", {}, now=lambda: datetime(1999, 1, 1))
     assert template.render([]) == "1999"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"b": 1, "a": ["\u00e9"]}'),
+        ("separators=(',', ':')", '{"b":1,"a":["\u00e9"]}'),
+        ("sort_keys=true", '{"a": ["\u00e9"], "b": 1}'),
+        ("true", '{"b": 1, "a": ["\\u00e9"]}'),
+        ("indent=0", '{\n"b": 1,\n"a": [\n"\u00e9"\n]\n}'),
+        ("indent=12", json.dumps({"b": 1, "a": ["\u00e9"]}, ensure_ascii=False, indent=12)),
+    ],
+)
+def test_json_is_written_as_transformers_writes_it(arguments: str, expected: str) -> None:
+    template = ChatTemplate("{{ value | tojson(ARGUMENTS) }}".replace("ARGUMENTS", arguments), {})
+    assert template.render([], extra={"value": {"b": 1, "a": ["\u00e9"]}}) == expected
+
+
+@pytest.mark.parametrize("indent", [17, 10**12])
+def test_json_is_not_written_far_wider_than_it_is(indent: int) -> None:
+    template = ChatTemplate("{{ value | tojson(indent=indent) }}", {})
+    with pytest.raises(TemplateRefused):
+        template.render([], extra={"value": [1], "indent": indent})
+
+
+def test_what_indents_add_to_json_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "CHARACTERS_MAX", 10_000)
+    value: list[object] = [1] * 100
+    for _ in range(20):
+        value = [value]
+    for indent, is_refused in ((0, False), (8, True)):
+        template = ChatTemplate("{{ value | tojson(indent=indent) }}", {})
+        with pytest.raises(TemplateRefused) if is_refused else nullcontext():
+            template.render([], extra={"value": value, "indent": indent})

@@ -109,6 +109,8 @@ def piece_tokenizer(*, strip: bool = True) -> Tokenizer:
 
 
 PIECES = piece_tokenizer()
+FUSED = byte_tokenizer()
+FUSED.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
 
 
 def as_bytes(text: str) -> list[int]:
@@ -231,6 +233,7 @@ def test_a_character_that_a_prompt_ends_in_the_middle_of_is_shown_whole() -> Non
         after = np.asarray(whole[:cut_at], "<u4")
         said, _ = stream(tokens_of(TOKENIZER), [[one] for one in whole[cut_at:]], after=after)
         assert said == "so \U0001f600"[len(TOKENIZER.decode(whole[:cut_at]).rstrip("\ufffd")) :]
+        assert stream(tokens_of(FUSED), [whole[cut_at:]], after=after) == (said, None)
 
 
 def test_a_broken_character_that_a_prompt_ends_in_is_not_said_again() -> None:

@@ -211,7 +211,8 @@ class Renderer:
         if isinstance(given, str):
             return given
         skip = self._ask.skip_special_tokens
-        text = self._tokens.decode(prompt.tolist(), skip_special_tokens=skip)
+        stream = self._tokens.stream(stops=[], skip_special_tokens=skip)
+        text = stream.push(prompt).text + stream.close()
         # If the prompt ends inside a character, that belongs to the answer, which begins with it.
         again = self._tokens.stream(stops=[], skip_special_tokens=skip, after=prompt).close()
         return text.removesuffix(again)

@@ -61,21 +61,32 @@ class Offsets:
 
 class Echo:
     """Which part of an echoed prompt's text each of its tokens stands for. The text may lack
-    special tokens, and the blank that SentencePiece puts before a first word."""
+    special tokens, and the blank that SentencePiece puts before the first word of a stretch: of the
+    text, or of what follows a special token."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_open = True
+        """Only blanks of this stretch have come so far."""
 
     def of(self, token: Written) -> bytes:
         """The bytes of the next token that are in the text."""
         raw = token.raw
-        if token.is_special and not self._text.startswith(raw.decode(errors="replace"), self._at):
-            return b""
-        if not self._at and raw.startswith(b" ") and not self._text.startswith(" "):
-            raw = raw[1:]
+        if token.is_special:
+            self._is_open = True
+            if not self._text.startswith(raw.decode(errors="replace"), self._at):
+                return b""
+        elif self._is_open:
+            if _blanks(raw) > _blanks(self._text[self._at : self._at + len(raw)].encode()):
+                raw = raw[1:]
+            self._is_open = not raw.strip(b" ")
         self._at += len(self._utf8.decode(raw))
         return raw
+
+
+def _blanks(text: bytes) -> int:
+    return len(text) - len(text.lstrip(b" "))
 
 
 class ChatScores:

@@ -19,7 +19,7 @@ from pagemesh.wire.codec import MESSAGE_BYTES_MAX
 from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.presence import ModelFacts
 from pagemesh.wire.tokens import U32
-from pagemesh.wire.work_messages import Sampling
+from pagemesh.wire.work_messages import ENDS_MAX, Sampling
 
 _MARGIN_BYTES = 64 << 10
 """What a message holds besides tokens and page numbers, at most."""
@@ -95,6 +95,8 @@ def fit(
             raise bad("min_tokens", f"min_tokens {ask.min_tokens} exceeds the {limit} that fit")
         goes_on = not isinstance(asked, ChatPrompt) or asked.continue_final_message
         sampling = _sampling(ask, limit, end_tokens, seed + index)  # equal prompts draw differently
+        if sampling.min_tokens and len(sampling.stop_tokens) >= facts.vocab_tokens:
+            raise bad("min_tokens", "every token would end the answer before min_tokens")
         works.append(Work(prompt, sampling, goes_on))
     return works
 
@@ -128,6 +130,12 @@ any vocabulary."""
 
 def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) -> Sampling:
     stop_tokens = set(ask.stop_tokens) | (frozenset() if ask.ignore_eos else end_tokens)
+    if len(stop_tokens) > ENDS_MAX:
+        raise bad(
+            "stop_token_ids",
+            f"with the model's own end tokens, {len(stop_tokens)} tokens would end an answer; the "
+            f"limit is {ENDS_MAX}: give fewer",
+        )
     return Sampling(
         temperature=ask.temperature,
         top_k=ask.top_k,
@@ -140,7 +148,7 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
         seed=(ask.seed if ask.seed is not None else seed) % (1 << 64),
         max_tokens=max_tokens,
         min_tokens=ask.min_tokens,
-        stop_tokens=sorted(stop_tokens)[:64],
+        stop_tokens=sorted(stop_tokens),
         logprobs=0 if ask.logprobs is None and ask.selects else ask.logprobs,
         beams=ask.beams,
     )

@@ -28,6 +28,7 @@ TURNS_MAX = 200_000
 RENDER_S_MAX = 2.0
 CHARACTERS_MAX = 128 << 20
 """Characters (or list items) that one rendering may make by joining, adding and repeating."""
+_INDENT_MAX = 16
 _ATTRIBUTES_REFUSED = frozenset(
     {"ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map", "translate"}
 )
@@ -182,8 +183,24 @@ def _raise_exception(message: object) -> NoReturn:
     raise TemplateRefused(str(message)[:500])
 
 
-def _tojson(value: Any, indent: int | None = None, **_ignored: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=min(indent, 8) if indent else None)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As ``transformers`` has it. Deep nesting with an indent takes far more than it holds."""
+    if isinstance(indent, int) and indent > _INDENT_MAX:
+        raise SecurityError(f"the chat template indents by more than {_INDENT_MAX}")
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    parts: list[str] = []
+    for part in encoder.iterencode(value):
+        _budget.charge(len(part))
+        parts.append(part)
+    return "".join(parts)
 
 
 def _strftime_now(now: Callable[[], datetime]) -> Callable[[str], str]:

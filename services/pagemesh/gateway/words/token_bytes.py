@@ -62,7 +62,7 @@ def byte_tokens_of(tokenizer: Tokenizer) -> dict[int, int]:
 
 
 def steps_of(part: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, as their configuration."""
+    """The steps of a normalizer, pre-tokenizer or decoder, as their configuration."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()))
 
@@ -71,8 +71,9 @@ def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if step["type"] != "Sequence":
         yield step
         return
-    for inner in step.get("normalizers") or step.get("pretokenizers") or []:
-        yield from _flat(inner)
+    for name in ("normalizers", "pretokenizers", "decoders"):
+        for inner in step.get(name, ()):
+            yield from _flat(inner)
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 
 from pagemesh.gateway.api.scores import Written
 from pagemesh.gateway.words.detokenise import WINDOW_KEPT, Detokeniser, StreamText
@@ -24,11 +24,13 @@ from pagemesh.gateway.words.token_bytes import (
     byte_tokens_of,
     bytes_per_token_max,
     special_tokens_of,
+    steps_of,
 )
 from pagemesh.gateway.words.token_memory import TokenMemory, cuts_of
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import ENDS_MAX
 
 # Short texts, as in most requests, are tokenised before another thread would be awake.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,6 +40,8 @@ _MARK = "THE_MESSAGE_IS_OPEN_HERE "
 """Ends in a blank, which shows whether a template trims what it is given."""
 _BLANK = "\u2581"
 """How SentencePiece writes a blank."""
+_BY_BYTES = ({"ByteLevel"}, {"ByteLevel", "Fuse"})
+"""Steps of decoders whose text is the bytes of the tokens one after the other."""
 _END_MAX = 64
 """Tokens at a prompt's end, special ones included, that are searched for the text to continue."""
 _SPECIAL_NAMES = (
@@ -66,7 +70,7 @@ class Tokens:
         """The special tokens by their names, and the ``chat_template``, as the model's files have
         them."""
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
-        self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._by_bytes = {step["type"] for step in steps_of(tokenizer.decoder)} in _BY_BYTES
         self._byte_tokens = byte_tokens_of(tokenizer)
         self._special = special_tokens_of(tokenizer)
         self._marks_blanks = _BLANK in repr(tokenizer.decoder)
@@ -94,6 +98,8 @@ class Tokens:
         except TemplateRefused as error:
             raise ConfigError(f"{folder}: {error}") from None
         ends = _end_tokens(folder, tokenizer, special.get("eos_token", ""))
+        if len(ends) > ENDS_MAX:
+            raise ConfigError(f"{folder}: names {len(ends)} end tokens; the limit is {ENDS_MAX}")
         facts = special | ({"chat_template": source} if source else {})
         return cls(tokenizer, template=template, end_tokens=ends, facts=facts)
 
