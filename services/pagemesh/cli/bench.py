@@ -13,11 +13,12 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
+from pagemesh.cli.answers import Tokenized
 from pagemesh.cli.benching.client import Server, complete
 from pagemesh.cli.benching.load import Outcome, ask_all
 from pagemesh.cli.benching.prompts import SAMPLE, moments, prompts
 from pagemesh.cli.benching.report import Asked, json_report, text_report
-from pagemesh.cli.chat_stream import ChatError, answer_of, client, served_model, trusted
+from pagemesh.cli.chat_stream import ChatError, answer_of, client, place, served_model, trusted
 from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
 from pagemesh.cli.main import EXIT_STOPPED
 from pagemesh.cli.options import check_variables
@@ -80,7 +81,7 @@ def bench(
     config = client_config(arguments)
     with client(config) as http:
         model, tokens = served_model(http), sample_tokens(http)
-        url = str(http.base_url).rstrip("/")
+        url = str(http.base_url.copy_with(userinfo=b"")).rstrip("/")
     server = Server(
         model, url, model, key=config.api_key.reveal(),
         tls=trusted() if url.startswith("https:") else None,
@@ -103,11 +104,11 @@ def sample_tokens(http: httpx.Client) -> list[int]:
     """Sorted token ids to build prompts from. Raises ``ChatError``."""
     body = {"prompt": SAMPLE, "add_special_tokens": False}
     try:
-        tokens = answer_of(http.post("/tokenize", json=body)).get("tokens")
+        tokens = answer_of(http.post("/tokenize", json=body), Tokenized).tokens
     except httpx.HTTPError as error:
-        raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
-    if not (isinstance(tokens, list) and tokens and all(type(one) is int for one in tokens)):
-        raise ChatError(f"{http.base_url}tokenize returned no tokens to make prompts of")
+        raise ChatError(f"{place(http)}: {type(error).__name__}") from None
+    if not tokens:
+        raise ChatError(f"{place(http)}/tokenize returned no tokens to make prompts of")
     return sorted(set(tokens))
 
 

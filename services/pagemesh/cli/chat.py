@@ -18,6 +18,7 @@ from pagemesh.cli.chat_stream import (
     NoRoom,
     ask,
     client,
+    place,
     served_model,
 )
 from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
@@ -78,7 +79,7 @@ def chat(
 
 def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]) -> None:
     notes = _notes()
-    notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim", soft_wrap=True)
+    notes.print(f"{settings['model']} at {place(http)}. {_HELP}", style="dim", soft_wrap=True)
     messages = list(first)
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     if prompt:

@@ -6,7 +6,6 @@ The gateway streams lines ``data: {...}`` and ends with ``data: [DONE]``. A stre
 
 from __future__ import annotations
 
-import json
 import os
 import ssl
 import time
@@ -15,8 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 
+from pagemesh.cli.answers import UNDECODABLE, Event, Models, Refusal, S, Usage, refusal_of
 from pagemesh.cli.client_config import ClientConfig
+from pagemesh.runtime.ports import is_url, shown_urls
 from pagemesh.wire.errors import ConfigError, PagemeshError
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -72,20 +74,32 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
         if not config.api_key.reveal().isprintable() or not config.api_key.reveal().isascii():
             raise ConfigError("PAGEMESH_API_KEY holds what no key has: keys are printable ASCII")
-    wrong = f"PAGEMESH_URL={config.url!r} (--url) is not an http:// or https:// URL"
-    if not config.url.startswith(("http://", "https://")):
-        raise ConfigError(wrong)
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-    url = config.url.rstrip("/").removesuffix("/v1")
+    url = _gateway_url(config.url)
+    return httpx.Client(
+        base_url=url, headers=headers, timeout=timeout, transport=transport,
+        trust_env=False,  # no proxies
+        verify=url.scheme == "https" and trusted(),
+    )  # fmt: skip
+
+
+def _gateway_url(text: str) -> httpx.URL:
+    shown = f"PAGEMESH_URL={shown_urls(text)!r} (--url)"
+    if "?" in text or "#" in text:
+        raise ConfigError(f"{shown} has a query or a fragment; end it before the ? or #")
     try:
-        httpx.URL(url).host.encode("idna")  # connecting would, with an obscure error
-        return httpx.Client(
-            base_url=url, headers=headers, timeout=timeout, transport=transport,
-            trust_env=False,  # no proxies
-            verify=url.startswith("https:") and trusted(),
-        )  # fmt: skip
+        url = httpx.URL(text.rstrip("/").removesuffix("/v1"))
+        url.host.encode("idna")  # connecting would, with an obscure error
     except (httpx.InvalidURL, ValueError):
-        raise ConfigError(wrong) from None
+        url = httpx.URL()
+    if not (is_url(text, ("http", "https")) and url.is_absolute_url):
+        raise ConfigError(f"{shown} is not an http:// or https:// URL such as {ClientConfig().url}")
+    return url
+
+
+def place(http: httpx.Client) -> str:
+    """The gateway's URL for messages: without password and final slash."""
+    return shown_urls(str(http.base_url)).rstrip("/")
 
 
 def trusted() -> ssl.SSLContext:
@@ -105,16 +119,15 @@ def served_model(http: httpx.Client) -> str:
         response = http.get("/v1/models")
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
         raise tls_failure(http, error) or ConfigError(
-            f"no mesh at {http.base_url}; start one with `pagemesh up`, or name another with --url "
+            f"no mesh at {place(http)}; start one with `pagemesh up`, or name another with --url "
             "or its pool folder with --pool-dir"
         ) from None
     except httpx.HTTPError as error:
-        raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
-    models = answer_of(response).get("data", [])
+        raise ChatError(f"{place(http)}: {type(error).__name__}") from None
+    models = answer_of(response, Models).data
     if not models:
-        raise ChatError(f"{http.base_url} serves no model yet; wait until it is ready")
-    name: str = models[0]["id"]
-    return name
+        raise ChatError(f"{place(http)} serves no model yet; wait until it is ready")
+    return models[0].id
 
 
 def tls_failure(http: httpx.Client, error: httpx.HTTPError) -> ConfigError | None:
@@ -127,23 +140,24 @@ def tls_failure(http: httpx.Client, error: httpx.HTTPError) -> ConfigError | Non
         return None
     reason = (cause.reason or "no reason given").replace("_", " ").lower()
     return ConfigError(
-        f"TLS with {http.base_url} fails ({reason}); where it does not use TLS, give --url "
+        f"TLS with {place(http)} fails ({reason}); where it does not use TLS, give --url "
         "http://HOST:PORT; to trust a CA of your own, set SSL_CERT_FILE"
     )
 
 
-def answer_of(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object that a gateway answered. Raises ``ChatError`` with the gateway's error, or if
-    the answer is not a gateway's."""
+def answer_of(response: httpx.Response, kind: type[S]) -> S:
+    """What a gateway answered. Raises ``ChatError`` with the gateway's error, or if the answer is
+    not a gateway's."""
     if response.is_error:
         raise _refusal(response)
     try:
-        found = response.json()
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ChatError(f"{response.url} answers no JSON object, {_NO_GATEWAY}")
-    return found
+        found = msgspec.json.decode(response.content, type=dict[str, Any])
+    except UNDECODABLE:
+        raise _strange(response, "answers no JSON object") from None
+    try:
+        return msgspec.convert(found, kind)
+    except UNDECODABLE:
+        raise _strange(response, "answers other JSON") from None
 
 
 def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]) -> Answer:
@@ -153,7 +167,7 @@ def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]
     sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
     started = time.monotonic()
     text, finish, first_s = "", "", 0.0
-    usage: dict[str, Any] = {}
+    usage = Usage()
     try:
         with http.stream("POST", "/v1/chat/completions", json=sent) as response:
             if response.is_error:
@@ -164,12 +178,12 @@ def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]
                     rest = {name: value for name, value in body.items() if name != "max_tokens"}
                     return ask(http, rest, on_text)
                 raise refused
-            for event in events(response.iter_lines()):
-                usage = event.get("usage") or usage
-                for choice in event.get("choices", []):
-                    piece = choice.get("delta", {}).get("content") or ""
-                    finish = choice.get("finish_reason") or finish
-                    if piece:
+            for fields in events(_lines(response.iter_text())):
+                event = _event(response, fields)
+                usage = event.usage or usage
+                for choice in event.choices or ():
+                    finish = choice.finish_reason or finish
+                    if choice.delta and (piece := choice.delta.content):
                         first_s = first_s or time.monotonic() - started
                         text += piece
                         on_text(piece)
@@ -179,47 +193,69 @@ def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]
     return Answer(
         text=text,
         finish=finish,
-        prompt_tokens=usage.get("prompt_tokens", 0),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
-        completion_tokens=usage.get("completion_tokens", 0),
+        prompt_tokens=usage.prompt_tokens or 0,
+        cached_tokens=usage.cached_tokens or 0,
+        completion_tokens=usage.completion_tokens or 0,
         first_token_s=first_s or total_s,
         total_s=total_s,
     )
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The events of a stream. Raises ``ChatError`` for an error event, a malformed event and an end
-    without ``[DONE]``."""
+    """The events of a stream. Raises ``ChatError`` for a malformed event and an end without
+    ``[DONE]``."""
     for line in lines:
         if not line.startswith("data:"):
             continue  # a blank line between events, or a comment that keeps the line open
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             return
-        if len(data) > _LINE_CHARACTERS_MAX:
-            raise ChatError("the stream holds an event that is too long")
         try:
-            event = json.loads(data)
-        except json.JSONDecodeError:
-            raise ChatError("the stream holds an event that is no JSON") from None
-        if "error" in event:
-            raise _told(event["error"], httpx.codes.OK)
+            event = msgspec.json.decode(data, type=dict[str, Any])
+        except UNDECODABLE:
+            raise ChatError("the stream holds an event that is no JSON object") from None
         yield event
     raise ChatError("the stream ended before the answer did")
 
 
-def _told(error: dict[str, Any], status: int) -> ChatError:
+def _lines(pieces: Iterator[str]) -> Iterator[str]:
+    """Lines end at line feeds alone: httpx's also end at separators that JSON strings may hold."""
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield from lines
+        if len(rest) > _LINE_CHARACTERS_MAX:
+            raise ChatError("the stream holds an event that is too long")
+    yield rest
+
+
+def _event(response: httpx.Response, fields: dict[str, Any]) -> Event:
+    """Raises ``ChatError`` for an error and for what is no event of a chat."""
+    try:
+        event = msgspec.convert(fields, Event)
+    except UNDECODABLE:
+        raise _strange(response, "streams other JSON") from None
+    if isinstance(event.error, str):
+        raise ChatError(event.error)
+    if event.error is not None:
+        raise _told(event.error, httpx.codes.OK)
+    return event
+
+
+def _told(error: Refusal, status: int) -> ChatError:
     # A quota used up by other requests for now (429) has nothing to do with this conversation.
-    is_full = error.get("code") in _NO_ROOM and status != httpx.codes.TOO_MANY_REQUESTS
-    return (NoRoom if is_full else ChatError)(error.get("message", "unknown error"))
+    is_full = str(error.code) in _NO_ROOM and status != httpx.codes.TOO_MANY_REQUESTS
+    return (NoRoom if is_full else ChatError)(error.message or "unknown error")
 
 
 def _refusal(response: httpx.Response) -> ChatError:
-    try:
-        error: dict[str, Any] = response.json()["error"]
-        message: str = error["message"]
-    except (ValueError, KeyError, TypeError):
-        return ChatError(f"{response.url} answers status {response.status_code}, {_NO_GATEWAY}")
+    error = refusal_of(response.content)
+    if error is None:
+        return _strange(response, f"answers status {response.status_code}")
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        return ChatError(f"{message}; set PAGEMESH_API_KEY to a valid key")
+        return ChatError(f"{error.message}; set PAGEMESH_API_KEY to a valid key")
     return _told(error, response.status_code)
+
+
+def _strange(response: httpx.Response, does: str) -> ChatError:
+    return ChatError(f"{shown_urls(str(response.url))} {does}, {_NO_GATEWAY}")

@@ -13,6 +13,7 @@ from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
 from pagemesh.cli.options import config_flags, given_flags
 from pagemesh.runtime.config import load, options
+from pagemesh.runtime.ports import shown_urls
 from pagemesh.runtime.settings import HostConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -65,6 +66,7 @@ def _place(url: str) -> tuple[str, int | None]:
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
         host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is no URL: {error}") from None
+    except ValueError:  # whose text may quote the password
+        shown = shown_urls(url)
+        raise ConfigError(f"{shown!r} is no URL; give a host and a port up to 65535") from None
     return "127.0.0.1" if host == "localhost" else host, port

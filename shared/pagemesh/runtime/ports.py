@@ -9,6 +9,7 @@ import re
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _RANGE_USUAL = (32_768, 60_999)
@@ -72,6 +73,16 @@ def address_of(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, .
 def shown_address(host: str, port: int) -> str:
     """``host`` and ``port`` as they stand in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_url(text: str, schemes: tuple[str, ...]) -> bool:
+    """Whether ``text`` is a URL of one of ``schemes`` with a host, and with a possible port if it
+    names one."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def shown_urls(urls: str) -> str:

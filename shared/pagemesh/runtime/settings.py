@@ -16,7 +16,7 @@ from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import check_carried, check_name, host_name
 from pagemesh.runtime.origins import parse_origins
-from pagemesh.runtime.ports import shown_urls
+from pagemesh.runtime.ports import is_url, shown_urls
 from pagemesh.runtime.user_paths import expanded
 from pagemesh.wire.errors import ConfigError
 
@@ -31,14 +31,6 @@ def default_pool_dir() -> Path:
     """A folder of this user in the shared-memory file system, or in the temporary one."""
     base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     return base / f"pagemesh-{os.getuid()}"
-
-
-def _is_url(url: str, schemes: tuple[str, ...]) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ class BusConfig:
     def servers(self) -> list[str]:
         """The URLs. Raises ``ConfigError`` for one that cannot be used."""
         urls = [part.strip() for part in self.url.split(",") if part.strip()]
-        if not urls or not all(_is_url(url, ("nats", "tls")) for url in urls):
+        if not urls or not all(is_url(url, ("nats", "tls")) for url in urls):
             hint = "; set PAGEMESH_NATS_PASSWORD to the password" if "@" in self.url else ""
             raise ConfigError(
                 f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}{hint}"
@@ -379,7 +371,7 @@ class TelemetryConfig:
         """Where traces go; empty: nowhere. Raises ``ConfigError`` for an invalid URL."""
         if not self.otlp:
             return ""
-        if not _is_url(self.otlp, ("http", "https")):
+        if not is_url(self.otlp, ("http", "https")):
             raise ConfigError(
                 f"PAGEMESH_OTLP={shown_urls(self.otlp)[:80]!r} (--otlp) is not the URL of an "
                 "OTLP/HTTP collector such as http://127.0.0.1:4318"

@@ -18,8 +18,11 @@ from urllib.parse import urlsplit
 
 import httptools
 import httpx
+import msgspec
 
+from pagemesh.cli.answers import UNDECODABLE, Event, Models, Refusal, Timings, Usage, refusal_of
 from pagemesh.cli.benching.timed_stream import Pieces, events_of
+from pagemesh.runtime.ports import shown_urls
 from pagemesh.wire.errors import PagemeshError
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
@@ -85,9 +88,11 @@ def find_server(name: str, url: str, *, plain: bool = False) -> Server:
     base = url.rstrip("/").removesuffix("/v1")
     try:
         answer = httpx.get(f"{base}/v1/models", timeout=30.0).raise_for_status()
-        model = answer.json()["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, LookupError) as error:
-        raise RequestFailedError(f"{name} at {base} names no model: {error}") from error
+        model = (msgspec.json.decode(answer.content, type=Models).data or [])[0].id
+    except (httpx.HTTPError, LookupError, *UNDECODABLE) as error:
+        shown = shown_urls(base)
+        why = str(error).replace(base, shown)
+        raise RequestFailedError(f"{name} at {shown} names no model: {why}") from error
     return Server(name, base, model, plain)
 
 
@@ -127,7 +132,8 @@ async def complete(
             lambda: exchange, str(url.hostname), port, ssl=server.tls
         )
     except OSError as error:
-        raise RequestFailedError(f"{server.name} is not at {server.url}: {error}") from error
+        shown = shown_urls(server.url)
+        raise RequestFailedError(f"{server.name} is not at {shown}: {error}") from error
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             ended_s = await exchange.ended
@@ -141,7 +147,7 @@ async def complete(
         raise RequestFailedError(f"{server.name}: status {exchange.status}: {said[:_SHOWN_MAX]}")
     try:
         reply = read_stream(exchange.pieces, exchange.sent_s, ended_s, output_tokens)
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
+    except UNDECODABLE as error:
         raise RequestFailedError(f"{server.name}: no stream of completions: {error}") from error
     if reply.output_tokens != output_tokens:
         raise RequestFailedError(
@@ -154,43 +160,42 @@ def read_stream(pieces: Pieces, sent_s: float, ended_s: float, output_tokens: in
     """Parse server-sent events; ``pieces`` are times and bytes, cut anywhere. Tokens that form no
     whole character bring no text, so the number of output tokens is taken from the usage. Without
     one it is ``output_tokens`` for an answer that ended by length, else the number of chunks with
-    text. Raises ``RequestFailedError``."""
+    text. Raises ``RequestFailedError``, and those of ``UNDECODABLE`` for what is no stream."""
     arrivals: list[float] = []
     texts: list[str] = []
-    usage: dict[str, Any] = {}
-    timings: dict[str, Any] = {}
-    finish = ""
-    for at_s, event in events_of(pieces):
-        if "error" in event:
-            raise RequestFailedError(str(event["error"])[:_SHOWN_MAX])
-        usage = event.get("usage") or usage
-        timings = event.get("timings") or timings
-        for choice in event.get("choices") or []:
-            finish = choice.get("finish_reason") or finish
-            if choice.get("text"):
+    usage, timings, finish = Usage(), Timings(), ""
+    for at_s, fields in events_of(pieces):
+        event = msgspec.convert(fields, Event)
+        if event.error is not None:
+            error = event.error
+            said = error.message if isinstance(error, Refusal) else error
+            raise RequestFailedError((said or "unknown error")[:_SHOWN_MAX])
+        usage = event.usage or usage
+        timings = event.timings or timings
+        for choice in event.choices or ():
+            finish = choice.finish_reason or finish
+            if choice.text:
                 arrivals.append(at_s)
-                texts.append(choice["text"])
+                texts.append(choice.text)
     if not finish:
         raise RequestFailedError("the stream ended early")
     counted = output_tokens if finish == "length" else len(arrivals)
-    details = usage.get("prompt_tokens_details") or {}
+    cached, output = usage.cached_tokens, usage.completion_tokens
     return Reply(
         sent_s,
         tuple(arrivals),
         ended_s,
         "".join(texts),
-        usage.get("prompt_tokens", 0),
-        usage.get("completion_tokens", counted),
-        details.get("cached_tokens", timings.get("cache_n")),
+        usage.prompt_tokens or 0,
+        counted if output is None else output,
+        timings.cache_n if cached is None else cached,
     )
 
 
 def _told(body: bytes) -> str:
     """The message of an error in OpenAI's format, else the whole body."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return body.decode(errors="replace")
+    refusal = refusal_of(body)
+    return refusal.message if refusal and refusal.message else body.decode(errors="replace")
 
 
 class _Exchange(asyncio.Protocol):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 Pieces = Sequence[tuple[float, bytes]]
 """Times of arrival and the bytes that arrived, cut anywhere."""
@@ -17,4 +18,4 @@ def events_of(pieces: Pieces) -> Iterator[tuple[float, dict[str, Any]]]:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
-                yield at_s, json.loads(line[6:])
+                yield at_s, msgspec.json.decode(line[6:])

@@ -15,9 +15,11 @@ import click
 import httpx
 import msgspec
 
-from pagemesh.cli.chat_stream import answer_of, client, tls_failure
+from pagemesh.cli.answers import Tokenized
+from pagemesh.cli.chat_stream import answer_of, client, place, tls_failure
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.words import typed
+from pagemesh.runtime.ports import shown_urls
 from pagemesh.wire.cache_messages import RootName
 from pagemesh.wire.errors import ConfigError
 
@@ -50,20 +52,21 @@ def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]
     else:
         body["prompt"] = None if prefix.text is None else typed(prefix.text)
     found = _tokenized(config, body)
-    if not found.get("cache_roots"):
-        raise ConfigError(f"no worker serves a model at {config.url} yet; wait until it is ready")
-    return [(root, found["tokens"]) for root in found["cache_roots"]]
+    if not found.cache_roots:
+        shown = shown_urls(config.url)
+        raise ConfigError(f"no worker serves a model at {shown} yet; wait until it is ready")
+    return [(root, found.tokens) for root in found.cache_roots]
 
 
-def _tokenized(config: ClientConfig, body: dict[str, Any]) -> dict[str, Any]:
+def _tokenized(config: ClientConfig, body: dict[str, Any]) -> Tokenized:
     with client(config) as http:
         try:
             answer = http.post("/tokenize", json=body)
         except httpx.HTTPError as error:
             raise tls_failure(http, error) or ConfigError(
-                f"no gateway at {http.base_url} ({type(error).__name__}); name it with --url"
+                f"no gateway at {place(http)} ({type(error).__name__}); name it with --url"
             ) from None
-        return answer_of(answer)
+        return answer_of(answer, Tokenized)
 
 
 def _root(text: str) -> str:
