@@ -26,7 +26,16 @@ from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import TRACEPARENT, TraceContext
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.messages import Message, Refused, SequenceKey
-from pagemesh.wire.pager_messages import Admit, Declare, Granted, OpenSession, Queued, Waterfall
+from pagemesh.wire.pager_messages import (
+    Admit,
+    Declare,
+    Extend,
+    Extended,
+    Granted,
+    OpenSession,
+    Queued,
+    Waterfall,
+)
 from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 
 FACTS = ev.SequenceFacts(10, 5, 8, 6, 0, 0, 0, "length", "")
@@ -205,6 +214,32 @@ class TestAsking:
         assert (admit["start_us"], admit["end_us"], admit["error"]) == (5, 12, "")
         assert admit["attributes"]["pagemesh.admit.tries"] == 4
         assert admit["attributes"][semconv.PAGEMESH_LEASE] == "7"
+
+    @pytest.mark.parametrize("ended_by", ["", "Preempted", "Cancelled"])
+    def test_for_more_of_them_is_one_span_that_lasts_as_long_as_the_wait(
+        self, told: list[tuple[str, dict[str, Any]]], ended_by: str
+    ) -> None:
+        made, queued = self.begun(), Queued(key=self.KEY, ahead_count=0, ask_again_ms=9)
+        extend = Extend(
+            key=self.KEY, worker="d", incarnation=1, lease=7, have_pages=1, page_count=3
+        )
+        contexts = set()
+        for at_us in (5, 15):
+            call = made.call(extend, at_us)
+            assert call is not None
+            contexts.add(call.context)
+            made.answered(call, queued, at_us + 1)
+        if ended_by == "Preempted":
+            made.preempted(self.KEY, "room", 3, 40)
+        elif ended_by == "Cancelled":
+            made.end(self.KEY, FACTS, 40)
+        else:
+            notice = Extended(key=self.KEY, lease=7, granted_at=3, first_index=1, extents=b"")
+            made.extended_unasked(notice, 40)
+        made.end(self.KEY, FACTS, 90)
+        ((_, span),) = [one for one in told if one[0] == "extend"]
+        assert (span["start_us"], span["end_us"], span["error"]) == (5, 40, ended_by)
+        assert len(contexts) == 1, "what the pager says of each try is below the same span"
 
     def test_after_a_preemption_the_sequence_goes_on_telling_what_the_first_one_found(
         self, told: list[tuple[str, dict[str, Any]]]

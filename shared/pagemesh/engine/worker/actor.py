@@ -51,7 +51,7 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import Granted, OpenSession, SessionOpened
+from pagemesh.wire.pager_messages import Extended, Granted, OpenSession, SessionOpened
 from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Attach, Submit
@@ -227,6 +227,8 @@ class WorkerBehaviour(Behaviour[Input]):
             self._spans.begin(keys_of(message), context, at_us)
         elif isinstance(message, Granted):
             self._spans.granted_unasked(message, at_us)
+        elif isinstance(message, Extended):
+            self._spans.extended_unasked(message, at_us)
         call = None
         if delivery.reply:
             call = self._next_delivery

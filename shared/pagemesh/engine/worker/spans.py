@@ -4,8 +4,8 @@
       queue                   until pages were asked for; and from pages until its first step
       admit | redeem          until the pages were there
       prefill chunk           one per step
-      commit, extend, fork,   one per call; parent of the span of the pager or the other worker
-      ticket, attach, ...
+      commit, extend, fork,   one per call (an extend waits for its pages); parent of the span of
+      ticket, attach, ...     the pager or the other worker
       decode                  first decode step to the end, with events, not a span per token
 
 Nothing here runs on the step thread; a thread of ``runtime.spans`` builds and exports the spans.
@@ -30,6 +30,7 @@ from pagemesh.wire.pager_messages import (
     Commit,
     Declare,
     Extend,
+    Extended,
     Fork,
     Granted,
     Offer,
@@ -83,6 +84,8 @@ class _Life:
     """Since when it has waited for pages or for its next step; None: it does not."""
     asking: OpenCall | None = None
     """The admission that is under way, which may take several calls."""
+    waiting: dict[str, OpenCall] = field(default_factory=dict)
+    """Other calls that were answered ``Queued``, by name. Asking again goes on with the same."""
     granted: bool = False
     hinted: bool = False
     """``granted`` was set by a notice, which the core may have taken for a mere hint."""
@@ -154,7 +157,8 @@ class SequenceSpans:
         if life is None or name is None or key is None:
             return None
         if not isinstance(message, Admit | Redeem):
-            return OpenCall(name, key, life.context.child(), at_us)
+            held = life.waiting.pop(name, None)
+            return held or OpenCall(name, key, life.context.child(), at_us)
         if life.asking is None:
             self._queue_ends(life, at_us)
             if life.hinted:
@@ -172,7 +176,9 @@ class SequenceSpans:
         call.is_queued = isinstance(message, Queued)
         life = self._lives.get(call.key)
         if not call.tries:
-            if not call.is_queued:
+            if call.is_queued and life is not None:
+                life.waiting[call.name] = call
+            else:
                 self._record(call, at_us)
         elif isinstance(message, Granted) and life is not None and life.asking is call:
             if not life.granted:
@@ -202,6 +208,13 @@ class SequenceSpans:
             life.asking = OpenCall("admit", message.key, context, life.started_us, tries=1)
         self.answered(life.asking, message, at_us)
         life.hinted = True
+
+    def extended_unasked(self, message: Extended, at_us: int) -> None:
+        """A notice brought the pages that an ``Extend`` was queued for."""
+        life = self._lives.get(message.key)
+        call = None if life is None else life.waiting.pop(_NAMES[Extend], None)
+        if call is not None:
+            self._record(call, at_us)
 
     # Steps ----------------------------------------------------------------------------------
 
@@ -246,6 +259,7 @@ class SequenceSpans:
         life = self._lives.get(key)
         if life is not None:
             life.hinted = False
+            self._waits_end(life, "Preempted", at_us)
             life.note("preempted", at_us, reason=reason, lost_tokens=lost_tokens)
             life.queued_us = at_us
 
@@ -257,6 +271,7 @@ class SequenceSpans:
         if life.asking is not None:
             life.asking.error = life.asking.error or "Cancelled"
             self._record(life.asking, at_us)
+        self._waits_end(life, "Cancelled", at_us)
         attributes = self._who(key) | _waterfall(life.waterfall) | _facts(facts)
         if life.decode_us is not None:
             record_span(
@@ -284,6 +299,13 @@ class SequenceSpans:
             },
             error="Stale" if revoked else "",
         )  # fmt: skip
+
+    def _waits_end(self, life: _Life, error: str, at_us: int) -> None:
+        """What calls were queued for does not come any more."""
+        for call in life.waiting.values():
+            call.error = error
+            self._record(call, at_us)
+        life.waiting.clear()
 
     def _queue_ends(self, life: _Life, at_us: int) -> None:
         if life.queued_us is not None:
