@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 _OTHERS_CHARS_MAX = 300
+_NAME_CHARS_MAX = 80
 
 
 class PagemeshError(Exception):
@@ -128,3 +129,11 @@ def first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]) or type(error).__name__
     return said[:_OTHERS_CHARS_MAX]
+
+
+def shown_name(name: object) -> str:
+    """A name out of a file for one line of ours: as it is if it is short and harmless to a
+    terminal, else quoted and cut to length."""
+    text = str(name)
+    is_plain = text.isascii() and text.isprintable() and 0 < len(text) <= _NAME_CHARS_MAX
+    return text if is_plain else repr(text[:_NAME_CHARS_MAX])

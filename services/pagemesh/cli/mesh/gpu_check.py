@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
+from pagemesh.cli.planning.fields import Config
+from pagemesh.cli.planning.shape import ModelShape, decoder_part
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
 from pagemesh.engine.cuda.driver import LIBRARY
 from pagemesh.engine.cuda.graph_bytes import (

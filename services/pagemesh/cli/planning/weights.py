@@ -21,14 +21,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pagemesh.cli.planning.shape import (
-    COUNT_MAX,
-    HIDDEN,
-    TEXT_PARTS,
-    Config,
-    ModelShape,
-    decoder_part,
-)
+from pagemesh.cli.planning.families import HIDDEN, TEXT_PARTS
+from pagemesh.cli.planning.fields import Config, is_count
+from pagemesh.cli.planning.shape import ModelShape, decoder_part
 from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
@@ -154,7 +149,7 @@ def parameter_count(config: Config, shape: ModelShape) -> int | None:
 def _count(config: Config, name: str) -> int:
     """Raises ``KeyError`` for what is no count."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COUNT_MAX:
+    if not is_count(value):
         raise KeyError(name)
     return value
 
