@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pagemesh.runtime.model_folder import read_config
 from pagemesh.runtime.yarn import stretched_tokens
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, shown_name
 
 Path = Literal["lean", "fallback"]
 
@@ -115,10 +115,10 @@ def refuse_form(source: Any, where: str) -> str:
             )
     names = getattr(source, "architectures", None) or ["(none named)"]
     architecture = str(names[0])
+    named = f"{where}: architecture {shown_name(architecture)} is not supported"
     if not architecture.endswith(_DECODER_ENDINGS):
         raise ConfigError(
-            f"{where}: architecture {architecture} is not supported; decoders that generate "
-            f"text are (...{', ...'.join(_DECODER_ENDINGS)})"
+            f"{named}; decoders that generate text are (...{', ...'.join(_DECODER_ENDINGS)})"
         )
     if getattr(source, "quantization_config", None):
         raise ConfigError(
@@ -127,17 +127,16 @@ def refuse_form(source: Any, where: str) -> str:
         )
     for field, what in _OTHER_STATES.items():
         if getattr(source, field, None):
-            raise ConfigError(
-                f"{where}: architecture {architecture} is not supported: it {what}, and pages "
-                "hold K and V only"
-            )
+            raise ConfigError(f"{named}: it {what}, and pages hold K and V only")
     kinds = sorted(set(getattr(source, "layer_types", None) or []) - _LAYER_KINDS)
     if kinds:
-        raise ConfigError(f"{where}: layers of type {', '.join(map(str, kinds))} are not supported")
+        raise ConfigError(
+            f"{where}: layers of type {shown_name(', '.join(map(str, kinds)))} are not supported"
+        )
     for kind in rope_kinds(source):
         if kind not in ROPE_TYPES:
             raise ConfigError(
-                f"{where}: rotary scaling {kind!r} is not supported; "
+                f"{where}: rotary scaling {kind[:80]!r} is not supported; "
                 f"supported are {', '.join(ROPE_TYPES)}"
             )
     return architecture
@@ -146,7 +145,7 @@ def refuse_form(source: Any, where: str) -> str:
 def lean_obstacle(source: Any, architecture: str) -> str:
     """Why our own forward pass cannot run this model; empty when it can."""
     if architecture not in LEAN:
-        return f"architecture {architecture} is not one of {', '.join(LEAN)}"
+        return f"architecture {shown_name(architecture)} is not one of {', '.join(LEAN)}"
     activation = getattr(source, "hidden_act", "silu")
     if activation not in _SILU:
         return f"activation {activation!r} is not silu"
@@ -195,14 +194,13 @@ def _refuse_unknown_class(architecture: str, where: str) -> None:
     """Asks ``transformers``, whose import takes seconds: only for architectures not listed here."""
     import transformers
 
+    named = f"{where}: architecture {shown_name(architecture)} is not supported"
     kind = getattr(transformers, architecture, None)
     if kind is None:
         raise ConfigError(
-            f"{where}: architecture {architecture} is not supported: "
-            f"transformers {transformers.__version__} does not have it; {WHAT_RUNS}"
+            f"{named}: transformers {transformers.__version__} does not have it; {WHAT_RUNS}"
         )
     if not getattr(kind, "_supports_attention_backend", False):
         raise ConfigError(
-            f"{where}: architecture {architecture} is not supported: "
-            f"transformers does not let its attention work over pages; {WHAT_RUNS}"
+            f"{named}: transformers does not let its attention work over pages; {WHAT_RUNS}"
         )
