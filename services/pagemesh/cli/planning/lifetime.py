@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagemesh.cli.planning.walk import Walk
 from pagemesh.engine.worker import ahead
 from pagemesh.pager.leases.promises import first_part
 from pagemesh.wire.presence import PageNeeds
@@ -91,22 +92,26 @@ def _compute(
 ) -> int:
     """Add the prompt's areas, from its admission on. Returns the slots held at its end."""
     chunk, chunks = pace.chunk_tokens, pace.prompt_chunks
-    prompt_slots = _whole(prompt_tokens, page_size)
     whole = _needs(page_size, pace).reserve_tokens(prompt_tokens, tokens)
     missing = (_whole(whole, page_size) - cached) // page_size
     first = _whole(ahead.first_part(chunk, chunks), page_size) // page_size
-    slots = cached + first_part(missing, first) * page_size
-    filled = cached
-    while filled < prompt_tokens:
+
+    def step(filled: int, slots: int) -> tuple[int, int]:
         end = min(filled + chunk, prompt_tokens)
         low, wanted = ahead.next_part(end, prompt_tokens, whole, chunk_tokens=chunk, chunks=chunks)
-        if slots < low:
-            slots = _whole(wanted, page_size)
-        growth, seconds = max(slots - prompt_slots, 0), (end - filled) / pace.prompt_tokens_s
-        areas.growth += seconds * growth
-        areas.prompt += seconds * (slots - growth - filled)
-        areas.held += seconds * (slots - cached)
-        filled = end
+        return (_whole(wanted, page_size) if slots < low else slots), end
+
+    walk = Walk(step, page_size, enough_slots=_whole(prompt_tokens, page_size))
+    # Before the last chunks, the end of the prompt decides nothing.
+    steady = prompt_tokens - (2 * chunks + 2) * chunk
+    granted = cached + first_part(missing, first) * page_size
+    slots = walk.go(cached, prompt_tokens, granted, steady_until=steady)
+    count, rest = divmod(prompt_tokens - cached, chunk)
+    computed = count * (2 * cached + (count - 1) * chunk) // 2 * chunk
+    computed += rest * (prompt_tokens - rest)
+    areas.growth += walk.beyond / pace.prompt_tokens_s
+    areas.prompt += (walk.held - walk.beyond - computed) / pace.prompt_tokens_s
+    areas.held += (walk.held - (prompt_tokens - cached) * cached) / pace.prompt_tokens_s
     return slots
 
 
@@ -117,21 +122,22 @@ def _draw(
     """Add the answer's areas: each length, from the prompt's to the last, lasts for the time of one
     token."""
     needs, seconds = _needs(page_size, pace), 1 / pace.answer_tokens_s
-    held = 0
-    filled = prompt_tokens
-    while filled <= tokens:
+
+    def step(filled: int, slots: int) -> tuple[int, int]:
         if slots < min(filled + 1 + page_size, tokens):
             slots = _whole(needs.reserve_tokens(filled + 1, tokens), page_size)
         # With less than a page ahead, a worker asks for more, unless these slots are enough.
-        end = tokens + 1 if slots >= tokens else max(slots - page_size, filled + 1)
-        held += (end - filled) * slots
-        filled = end
+        return slots, tokens + 1 if slots >= tokens else max(slots - page_size, filled + 1)
+
+    walk = Walk(step, page_size, enough_slots=tokens)
+    steady = tokens - needs.growth_tokens - 2 * page_size
+    walk.go(prompt_tokens, tokens + 1, slots, steady_until=steady)
     steps = tokens + 1 - prompt_tokens
     tail = _tails(tokens + 1, page_size) - _tails(prompt_tokens, page_size)
     used = steps * (prompt_tokens + tokens) // 2
     areas.tail += seconds * tail
-    areas.growth += seconds * (held - used - tail)
-    areas.held += seconds * (held - steps * cached)
+    areas.growth += seconds * (walk.held - used - tail)
+    areas.held += seconds * (walk.held - steps * cached)
 
 
 def _needs(page_size: int, pace: Pace) -> PageNeeds:

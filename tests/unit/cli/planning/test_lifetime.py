@@ -9,6 +9,7 @@ from ops.bench import bench_waste
 from tests.unit.cli.planning.test_memory import PACE
 
 from pagemesh.cli.planning.lifetime import Pace, WasteOverTime, waste_over_time
+from pagemesh.cli.planning.walk import Walk
 from pagemesh.engine.worker.settings import WorkerLimits
 
 SMALL = Pace(
@@ -59,6 +60,30 @@ def test_the_last_token_of_a_prompt_is_computed_even_if_all_of_it_is_shared(
     )  # fmt: skip
     alone, shared = (waste_over_time([tokens], 16, pace, count) for count in (0, 16))
     assert (shared != alone) is is_shared
+
+
+@pytest.mark.parametrize("growth_pages", [0, 1, 3])
+@pytest.mark.parametrize("prompt_chunks", [0, 1, 2])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 100, 256])
+@pytest.mark.parametrize("page_size", [1, 4, 7, 256])
+def test_cycles_taken_at_once_come_to_what_their_steps_do(
+    monkeypatch: pytest.MonkeyPatch,
+    page_size: int,
+    chunk_tokens: int,
+    prompt_chunks: int,
+    growth_pages: int,
+) -> None:
+    pace = Pace(2_000, 900, 7, chunk_tokens, prompt_chunks, growth_pages)
+    cases = [([tokens], page_size, pace, shared) for tokens in (30, 9_001) for shared in (0, 700)]
+    at_once = [waste_over_time(*case) for case in cases]
+    monkeypatch.setattr(Walk, "_skip", lambda _walk, _before, now, _until: now[:2])
+    assert [waste_over_time(*case) for case in cases] == at_once
+
+
+def test_a_length_beyond_all_reason_takes_no_time() -> None:
+    for page_size in (1, 16, 256):
+        pace = replace(PACE, answer_tokens=1 << 24, chunk_tokens=1)
+        assert 0 < waste_over_time([1 << 32], page_size, pace).total < 0.01
 
 
 def test_lengths_count_by_the_slots_and_the_time_they_take() -> None:
