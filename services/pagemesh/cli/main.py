@@ -16,7 +16,7 @@ from pagemesh.runtime.version import __version__
 ERROR_PREFIX = "error: "
 EXIT_CONFIG = 2
 EXIT_STOPPED = 130
-_WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _Lazy(click.Group):
@@ -87,7 +87,7 @@ def run(arguments: list[str] | None = None) -> int:
     except PagemeshError as error:
         return _fail(str(error), 1)
     except OSError as error:
-        if error.errno not in _WRITE_ERRORS:
+        if error.errno not in WRITE_ERRORS:
             raise
         what = error.filename or "the output"
         return _fail(f"{what} could not be written: {error.strerror}", 1)

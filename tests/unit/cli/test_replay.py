@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import random
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +105,45 @@ def test_a_line_that_does_not_end_is_refused() -> None:
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is empty"):
         read_trace(trace_file(tmp_path), 1.0)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda text: b"\xef\xbb\xbf" + text,
+        gzip.compress,
+        lambda t: gzip.compress(t[:9]) + gzip.compress(t[9:]),
+    ],
+)
+def test_a_trace_may_have_a_byte_order_mark_or_be_gzipped(
+    tmp_path: Path, stored: Callable[[bytes], bytes]
+) -> None:
+    path = trace_file(tmp_path, [7, 8, 9], [7, 8])
+    plain = read_trace(path, 1.0)
+    path.write_bytes(stored(path.read_bytes()))
+    assert read_trace(path, 1.0) == plain
+
+
+_LINE = '{"hash_ids": [1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (_LINE.encode("utf-16"), "is UTF-16; convert it: iconv"),
+        (_LINE.encode("utf-16-be"), "is UTF-16; convert it: iconv"),
+        (gzip.compress(_LINE.encode() * 99)[:-9], "broken gzip"),
+        (b"\x1f\x8bno gzip", "broken gzip"),
+        (gzip.compress(_LINE.encode())[:12] + b"\xff" * 30, "broken gzip"),
+    ],
+)
+def test_a_trace_in_another_form_is_told_what_to_do(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        read_trace(path, 1.0)
 
 
 def test_the_pager_counts_the_blocks_that_match_from_the_start() -> None:
@@ -247,6 +288,19 @@ def test_rates_are_drawn_as_the_ending_says(
     assert run(["replay", str(trace), "--capacity", "4,40", "--plot", str(plot)]) == 0
     assert plot.read_bytes().startswith(_STARTS[ending.lower()])
     assert "optimum" in capsys.readouterr().out
+
+
+def test_a_plot_that_a_full_disk_does_not_take_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "rates.png"
+    plot.symlink_to("/dev/full")
+    trace = trace_file(tmp_path, [1, 2], [1, 3])
+    assert run(["replay", str(trace), "--capacity", "4", "--plot", str(plot)]) == 1
+    shown = capsys.readouterr()
+    assert shown.err == f"error: {plot} could not be written: No space left on device\n"
+    assert "optimum" in shown.out
 
 
 def test_a_trace_whose_name_is_no_text_is_drawn_with_a_mark(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagemesh.cli.main import WRITE_ERRORS
 from pagemesh.cli.replaying.trace import Trace
 from pagemesh.wire.errors import ConfigError
 
@@ -81,7 +82,7 @@ def check_plot(path: Path) -> None:
 
 def save_plot(path: Path, trace: Trace, scores: Scores) -> None:
     """Draw hit rates over capacity; the suffix of ``path`` sets the format. Raises
-    ``ConfigError``."""
+    ``ConfigError``, or ``OSError`` with one of ``WRITE_ERRORS``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -97,6 +98,9 @@ def save_plot(path: Path, trace: Trace, scores: Scores) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
+            error.filename = str(path)
+            raise
         raise ConfigError(f"--plot {path}: {error}") from None
 
 

@@ -2,11 +2,16 @@
 
 Each line is a JSON object with ``hash_ids``: one integer for each block of the prompt, where equal
 prefixes have equal ids (the format of Mooncake's published traces). Other fields are ignored. The
-block size is up to the trace; a partial last block counts like the others.
+block size is up to the trace; a partial last block counts like the others. A file may be gzipped.
 """
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +23,8 @@ from pagemesh.wire.errors import ConfigError
 PROMPT_BLOCKS_MAX = 1 << 20
 LINE_BYTES_MAX = 64 << 20  # room for PROMPT_BLOCKS_MAX ids of 64 bits
 BLOCK_COUNT_MAX = 1 << 28
+_GZIP_MARK = b"\x1f\x8b"
+_UTF16_STARTS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{")
 
 
 class _Line(msgspec.Struct):
@@ -53,19 +60,36 @@ def read_trace(path: Path, scored_share: float) -> Trace:
     prompts: list[tuple[int, ...]] = []
     places: dict[tuple[int, int], int] = {}
     try:
-        with path.open("rb") as file:
-            lines = iter(lambda: file.readline(LINE_BYTES_MAX + 1), b"")
-            for number, line in enumerate(lines, 1):
-                if len(line) > LINE_BYTES_MAX:
-                    raise ConfigError(f"trace {path}, line {number} is too long; is it a trace?")
-                if line.strip():
-                    prompts.append(_prompt(line, f"{path}, line {number}", places))
+        for number, line in enumerate(_lines(path), 1):
+            if len(line) > LINE_BYTES_MAX:
+                raise ConfigError(f"trace {path}, line {number} is too long; is it a trace?")
+            if line.strip():
+                prompts.append(_prompt(line, f"{path}, line {number}", places))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(
+            f"trace {path}: broken gzip: {error}; gunzip it or fetch it anew"
+        ) from None
     except OSError as error:
         raise ConfigError(f"trace {path}: {error.strerror}; name a file") from None
     if not prompts:
         raise ConfigError(f"trace {path} is empty")
     scored_from = len(prompts) - max(1, round(scored_share * len(prompts)))
     return Trace(typed(path.name), tuple(prompts), scored_from)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that may be gzipped, without a byte order mark. One that is too long is
+    cut short."""
+    with path.open("rb") as file:
+        is_packed = file.peek(len(_GZIP_MARK)).startswith(_GZIP_MARK)
+        with io.BufferedReader(gzip.GzipFile(fileobj=file)) if is_packed else file as unpacked:
+            first = unpacked.readline(LINE_BYTES_MAX + 1)
+            if first.startswith(_UTF16_STARTS):
+                raise ConfigError(
+                    f"trace {path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE"
+                )
+            yield first.removeprefix(codecs.BOM_UTF8)
+            yield from iter(lambda: unpacked.readline(LINE_BYTES_MAX + 1), b"")
 
 
 def _prompt(line: bytes, where: str, places: dict[tuple[int, int], int]) -> tuple[int, ...]:
