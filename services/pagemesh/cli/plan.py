@@ -13,7 +13,7 @@ import click
 
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Counts, Number, Size
-from pagemesh.cli.planning.assemble import Asked, make_plan
+from pagemesh.cli.planning.assemble import TYPE_ASSUMED, Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.lifetime import Pace
 from pagemesh.cli.planning.memory import DEVICE_COUNT_MAX
@@ -25,10 +25,10 @@ from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.kernels.weight_types import ASKED_TYPES
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
-from pagemesh.runtime.model_types import page_type, stored_type
+from pagemesh.runtime.model_types import page_type, told_type
 from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.runtime.user_paths import expanded, naming
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, shown_name
 
 _SIZE, _TOKENS = Size(), click.IntRange(1, 1 << 31)
 _SPEED = click.IntRange(1, 1 << 31)
@@ -55,7 +55,7 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
               help="Tokens per page.  [default: as in `pagemesh up`]")  # fmt: skip
 @click.option("--session-tokens", type=_TOKENS,
               help="Tokens per session.  [default: several lengths up to the context]")  # fmt: skip
-@click.option("--shared-tokens", type=click.IntRange(0), default=0,
+@click.option("--shared-tokens", type=click.IntRange(0, 1 << 31), default=0,
               help="Tokens that all sessions start with.")  # fmt: skip
 @click.option("--lengths", type=_LENGTHS, default=(), help="Sequence lengths to show the waste of.")
 @click.option("--reserve-tokens", type=_TOKENS,
@@ -72,7 +72,8 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 def plan(model: str, as_json: bool, **options: Any) -> int:
     """Show how much KV memory MODEL needs and what fits.
 
-    MODEL is a Hugging Face folder or a config.json; the default is the bundled demo model.
+    MODEL is a Hugging Face folder or a config.json (/dev/stdin for a pipe); the default is the
+    bundled demo model.
     """
     check_variables()
     asked = ask(model, **options)
@@ -98,8 +99,8 @@ def ask(
     config = read_config(path)
     where = f"model {path}"
     shape = read_shape(config, where)
-    if not shape.dtype:
-        shape = replace(shape, dtype=stored_type(path.parent))
+    told = shape.dtype or told_type(path.parent)
+    shape = replace(shape, dtype=told or TYPE_ASSUMED)
     worker = load(WorkerConfig, os.environ)
     up_kv = page_type(worker, shape.stored)
     stored = counted_type(shape.dtype)
@@ -125,6 +126,7 @@ def ask(
         pace=_pace(worker, **rest),
         up_kv=up_kv,
         up_says="; ".join(filter(None, (_up_says(config), _type_says(dtype, on_cpu)))),
+        is_type_told=told is not None,
     )
 
 
@@ -146,7 +148,8 @@ def _up_says(config: dict[str, Any]) -> str:
         return "`pagemesh up` does not run it: config.json holds values of the wrong kind"
     if is_tested(architecture):
         return ""
-    return f"{architecture} is none that pagemesh is tested with: `pagemesh up` says if it runs"
+    name = shown_name(architecture)
+    return f"{name} is none that pagemesh is tested with: `pagemesh up` says if it runs"
 
 
 def _pace(
@@ -169,7 +172,7 @@ def _config_path(model: str) -> tuple[str, Path]:
     named = f"model {model}"
     path = expanded(model, named)
     with naming(named):
-        if model and path.is_file():
+        if model and path.exists() and not path.is_dir():  # a pipe too: curl ... | plan /dev/stdin
             return (path.resolve().parent.name if path.name == "config.json" else path.stem), path
         if model and not path.exists():
             raise ConfigError(f"{named}: no such folder or file; download its config.json first")

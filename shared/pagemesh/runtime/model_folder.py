@@ -13,6 +13,7 @@ from pagemesh.runtime.user_paths import expanded, naming
 from pagemesh.wire.errors import ConfigError, first_line
 
 CONFIG_BYTES_MAX = 16 << 20
+_INDEXED_BYTES_MAX = 1 << 60
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 DEMO_NAME = "pagemesh-demo"
@@ -73,9 +74,11 @@ def _on_this_machine(model: str) -> ModelFolder | None:
 def read_config(path: Path) -> dict[str, Any]:
     """A model's configuration, as it stands in the file. Raises ``ConfigError``."""
     try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
+        with path.open("rb") as file:  # a pipe's size is known only by reading it
+            content = file.read(CONFIG_BYTES_MAX + 1)
+        if len(content) > CONFIG_BYTES_MAX:
             raise ConfigError(f"model {path}: is far too large to be a configuration")
-        config: Any = json.loads(path.read_bytes())  # transformers writes Infinity too
+        config: Any = json.loads(content)  # transformers writes Infinity too
     except OSError as error:
         raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
@@ -97,16 +100,42 @@ def weight_files(folder: Path) -> list[Path]:
     """The files of the model's weights, whether they exist or not. A single file takes precedence
     over an index, which an earlier version in the same folder may have left. Raises
     ``ConfigError`` for an index that is broken or cannot be read."""
+    single = folder / SINGLE_NAME
+    index = _index(folder)
+    if index is None:
+        return [single]
+    try:
+        names = sorted(set(map(str, index["weight_map"].values())))
+    except (KeyError, AttributeError) as error:
+        raise ConfigError(f"model {folder / INDEX_NAME}: broken index: {error}") from None
+    return [folder / name for name in names]
+
+
+def indexed_bytes(folder: Path) -> int:
+    """What all tensors take as stored, as the index says; 0 if it does not, or if there is none.
+    Raises ``ConfigError`` like ``weight_files``."""
+    try:
+        said = (_index(folder) or {})["metadata"]["total_size"]
+    except (KeyError, TypeError):
+        return 0
+    # Some tools write a float.
+    return int(said) if isinstance(said, int | float) and 0 < said <= _INDEXED_BYTES_MAX else 0
+
+
+def _index(folder: Path) -> dict[str, Any] | None:
+    """The index of ``folder``; None if there is none, or a single file beside it."""
     index, single = folder / INDEX_NAME, folder / SINGLE_NAME
     try:
         if single.is_file() or not index.is_file():
-            return [single]
-        names = sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
+            return None
+        found: Any = json.loads(index.read_text())
     except OSError as error:
         raise ConfigError(f"model {index}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"model {index}: broken index: {error}") from None
-    return [folder / name for name in names]
+    if not isinstance(found, dict):
+        raise ConfigError(f"model {index}: broken index: holds no JSON object")
+    return found
 
 
 def is_hub_id(model: str) -> bool:

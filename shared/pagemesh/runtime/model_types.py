@@ -14,6 +14,8 @@ from pagemesh.runtime.settings import WorkerConfig
 
 StoredType = Literal["float32", "bfloat16", "float16"]
 """What a checkpoint may keep its weights as, and what a GPU computes in."""
+_PACKED = frozenset({"U8", "I32", "F4", "F8_E8M0", "F8_E4M3", "F8_E5M2"})
+"""What quantised weights are packed in, and their scales: no type to compute in, however many."""
 _NAMES: dict[str, StoredType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -52,9 +54,14 @@ def type_for(config: WorkerConfig) -> StoredType:
 
 
 def stored_type(folder: Path) -> StoredType:
-    """The type of most numbers in the safetensors of ``folder``; float32 if that is any other type,
-    or if the files cannot be read, which loading them will report. Raises ``ConfigError`` for a
-    broken index."""
+    """``told_type``, or float32 where the files tell none."""
+    return told_type(folder) or "float32"
+
+
+def told_type(folder: Path) -> StoredType | None:
+    """The type of most numbers in the safetensors of ``folder`` that are not packed; float32 if
+    that is any other type. None if there are none, or if the files cannot be read, which loading
+    them will report. Raises ``ConfigError`` for a broken index."""
     from safetensors import SafetensorError, safe_open  # most commands never need it
 
     counts: collections.Counter[str] = collections.Counter()
@@ -65,6 +72,8 @@ def stored_type(folder: Path) -> StoredType:
                     part = file.get_slice(name)
                     counts[part.get_dtype()] += math.prod(part.get_shape())
     except (SafetensorError, OSError):
-        return "float32"
+        return None
+    for packed in _PACKED:
+        del counts[packed]
     most = counts.most_common(1)
-    return _NAMES.get(most[0][0], "float32") if most else "float32"
+    return _NAMES.get(most[0][0], "float32") if most else None

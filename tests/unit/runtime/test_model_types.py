@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pagemesh.runtime.model_types import page_type, stored_type, with_types
+from pagemesh.runtime.model_types import page_type, stored_type, told_type, with_types
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -70,6 +70,17 @@ def test_files_that_cannot_be_read_are_left_to_whoever_loads_them(tmp_path: Path
     assert stored_type(tmp_path) == "float32"
     integers = {"a": torch.zeros(9, dtype=torch.int8), "b": torch.zeros(2, dtype=HALF)}
     assert stored_type(save(tmp_path / "other", **integers)) == "float32"
+
+
+@pytest.mark.parametrize("packed", [torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_what_quantised_weights_are_packed_in_has_no_vote(
+    tmp_path: Path, packed: torch.dtype
+) -> None:
+    folder = save(tmp_path / "both", a=torch.zeros(9).to(packed), b=torch.zeros(2, dtype=HALF))
+    assert stored_type(folder) == told_type(folder) == "bfloat16"
+    alone = save(tmp_path / "alone", a=torch.zeros(9).to(packed))
+    assert (stored_type(alone), told_type(alone)) == ("float32", None)
+    assert told_type(tmp_path / "nowhere") is None
 
 
 def test_a_broken_index_is_no_matter_here_on_a_cpu(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
 from pagemesh.runtime.sizes import shown_both
 from pagemesh.wire.errors import ConfigError
 
+TYPE_ASSUMED = "bfloat16"
+"""Of a checkpoint that does not say its type: that of nearly all that are published today."""
 _SESSION_TOKENS = (2_048, 8_192, 32_768, 131_072)
 
 
@@ -53,6 +55,8 @@ class Asked:
     """The KV type that `pagemesh up` would use with the current settings."""
     up_says: str = ""
     """Why `pagemesh up` might not run this model; empty if it does."""
+    is_type_told: bool = True
+    """Whether config.json or weights say the type of the checkpoint; else it is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Plan:
 def make_plan(asked: Asked) -> Plan:
     """Raises ``ConfigError`` for what does not fit or is impossible."""
     shape = asked.shape
+    _check_lengths(asked)
     page = page_shape(shape, asked.kv, asked.page_size, asked.device_count)
     budget = _budget(asked)
     device_kv_bytes = asked.pool_bytes // asked.device_count
@@ -162,13 +167,28 @@ def _budget(asked: Asked) -> Budget | None:
     return budget
 
 
+def _check_lengths(asked: Asked) -> None:
+    """Raises ``ConfigError`` for more tokens than a sequence can have, or than are reserved."""
+    limit = asked.shape.context_tokens_max
+    if asked.reserve_tokens is not None:
+        contiguous_waste(asked.lengths, asked.reserve_tokens)  # raises for a longer one
+    for flag, tokens in (
+        ("--session-tokens", asked.session_tokens or 0),
+        ("--lengths", max(asked.lengths, default=0)),
+        ("--shared-tokens", asked.shared_tokens),
+    ):
+        if tokens > limit:
+            raise ConfigError(f"{flag} {tokens} exceeds the model's context of {limit}")
+    if asked.session_tokens is not None and asked.shared_tokens > asked.session_tokens:
+        raise ConfigError(
+            f"--shared-tokens {asked.shared_tokens} exceeds --session-tokens "
+            f"{asked.session_tokens}; sessions share what all of them begin with"
+        )
+
+
 def _session_lengths(asked: Asked) -> tuple[int, ...]:
     limit = asked.shape.context_tokens_max
     if asked.session_tokens is not None:
-        if asked.session_tokens > limit:
-            raise ConfigError(
-                f"--session-tokens {asked.session_tokens} exceeds the model's context of {limit}"
-            )
         return (asked.session_tokens,)
     return (*(tokens for tokens in _SESSION_TOKENS if tokens < limit), limit)
 
@@ -193,7 +213,7 @@ def _wastes(asked: Asked, waste_tokens: int) -> tuple[tuple[str, Waste], ...]:
     """Waste of contiguous allocation and, if lengths were given, of each page size: the tail of a
     single made-up length would say nothing."""
     lengths = asked.lengths or (waste_tokens,)
-    reserved = asked.reserve_tokens or max(asked.shape.context_tokens_max, max(lengths))
+    reserved = asked.reserve_tokens or asked.shape.context_tokens_max
     sizes = _page_sizes(asked) if asked.lengths else ()
     return (
         (f"contiguous, {reserved:,} reserved", contiguous_waste(lengths, reserved)),
@@ -215,6 +235,16 @@ def _page_sizes(asked: Asked) -> list[int]:
 
 def _notes(asked: Asked) -> tuple[str, ...]:
     notes = [asked.up_says] if asked.up_says else []
+    if asked.shape.longer_context:
+        notes.append(
+            f"config.json also says {asked.shape.longer_context}; what counts here, and for "
+            f"`pagemesh up`, is the context of {asked.shape.context_tokens_max:,}"
+        )
+    if not asked.is_type_told:
+        notes.append(
+            f"neither config.json nor weights say the type: counted as {TYPE_ASSUMED} unless "
+            "--dtype and --kv-dtype say otherwise"
+        )
     if asked.shape.dtype not in DTYPE_BYTES:
         notes.append(
             f"the config's type {asked.shape.dtype[:40]!r} is none that pagemesh knows: counted as "

@@ -92,7 +92,9 @@ def _session_lines(plan: Plan) -> Iterator[str]:
     if plan.shared_tokens and plan.sessions:
         fit = int(plan.sessions[-1].fit)
         saved = f", {shared_saving(fit):.1%} of its memory saved" if fit > 1 else ""
-        yield _row("", f"with the first {plan.shared_tokens:,} tokens shared by all{saved}")
+        short = plan.shared_tokens >= plan.sessions[0].tokens
+        rest = "; sessions no longer than that share all but one" if short else ""
+        yield _row("", f"with the first {plan.shared_tokens:,} tokens shared by all{saved}{rest}")
     if plan.windowed is not None:
         yield _row(
             "windows",
@@ -214,6 +216,7 @@ def _json_memory(plan: Plan) -> dict[str, Any]:
             "page_bytes": page.device_page_bytes,
         },
         "weights_bytes": plan.weights.count_bytes if plan.weights else None,
+        "weights_parameters": plan.weights.parameter_count if plan.weights else None,
         "memory": None
         if budget is None
         else {

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from pagemesh.cli.planning.families import HIDDEN, TEXT_PARTS
 from pagemesh.cli.planning.fields import Config, is_count
 from pagemesh.cli.planning.shape import ModelShape, decoder_part
-from pagemesh.runtime.model_folder import weight_files
+from pagemesh.runtime.model_folder import indexed_bytes, weight_files
 from pagemesh.wire.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -48,10 +48,12 @@ _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """``count_bytes`` in memory, and a text on where that number comes from."""
+    """``count_bytes`` in memory, and a text on where that number comes from. ``parameter_count`` is
+    None where weights are packed, or of a size that was given."""
 
     count_bytes: int
     source: str
+    parameter_count: int | None = None
 
 
 def counted_type(stored: str) -> str:
@@ -69,19 +71,22 @@ def weights_of(
     """
     files = weight_files(folder)
     has_files = bool(files) and all(path.is_file() for path in files)
+    indexed = 0 if has_files else indexed_bytes(folder)
     if _is_quantised(config):
         if not has_files:
-            return None
+            return Weights(indexed, "quantised, as its index says") if indexed else None
         return Weights(sum(map(_stored_bytes, files)), "quantised, as its files store it")
     if has_files:
         sizes = dict(pair for path in files for pair in _element_counts(path))
         count, source = sum(sizes.values()), "from its files"
         is_tied = _is_tied(config, shape) and _HEAD not in sizes
     else:
-        known = parameter_count(config, shape)
-        if known is None:
+        count, source = parameter_count(config, shape) or 0, "from config.json"
+        if not count:
+            count = indexed // DTYPE_BYTES[counted_type(shape.dtype)]
+            source = "from its index"
+        if not count:
             return None
-        count, source = known, "from config.json"
         is_tied = _is_tied(config, shape)
     if not on_cpu:
         # Granite's factors are folded into the weights, so its head differs from the embeddings.
@@ -96,7 +101,7 @@ def weights_of(
         source += ", as a CPU keeps them"
         if asked == "float32" and dtype == "bfloat16":
             source += " (with AVX2 and no AVX-512: a quarter less)"
-    return Weights(size, f"{dtype}, {_short(count)} parameters, {source}")
+    return Weights(size, f"{dtype}, {_short(count)} parameters, {source}", count)
 
 
 def _table_count(config: Config) -> int:

@@ -300,6 +300,13 @@ def test_a_shared_prefix_counts_for_windows_as_for_the_sessions_above_them(
         (["{folder}", "--lengths", "1,-2"], "--lengths"),
         (["{folder}", "--lengths", ""], "--lengths"),
         (["{folder}", "--lengths", "9" * 5_000], "token counts such as 800,2300,3900 (1 to"),
+        (["{folder}", "--lengths", "5,131073"], "--lengths 131073 exceeds the model's context of"),
+        (["{folder}", "--shared-tokens", "131073"], "--shared-tokens 131073 exceeds the model's"),
+        (
+            ["{folder}", "--session-tokens", "2048", "--shared-tokens", "5000"],
+            "--shared-tokens 5000 exceeds --session-tokens 2048",
+        ),
+        (["/dev/zero"], "far too large"),
         (["{folder}", "--share", "0"], "--share"),
         (["{folder}", "--share", "nan"], "'nan' is no number 0.0<x<=1.0"),
         (["{folder}", "--prompt-speed", "0"], "--prompt-speed"),
