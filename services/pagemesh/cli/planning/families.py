@@ -25,7 +25,8 @@ CONTEXT = (
     "max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx",
     "model_max_length", "max_sequence_length", "max_context_length", "context_length",
 )  # fmt: skip
-SYNONYMS = (LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, CONTEXT)
+SIZES = (LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN)
+"""Of these, what a family assumes does not count where its file has the number by another name."""
 
 MULTI_QUERY_FAMILIES = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})
 MULTI_QUERY_KINDS = frozenset({"multiquery_attention", "multiquery", "mqa"})

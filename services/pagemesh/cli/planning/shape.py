@@ -27,7 +27,7 @@ from pagemesh.cli.planning.families import (
     NOT_ALL_LAYERS_ATTEND,
     ORDINARY_FORMS,
     OTHER_FORMS,
-    SYNONYMS,
+    SIZES,
     TEXT_PARTS,
 )
 from pagemesh.cli.planning.fields import Config, has_any, is_count, number
@@ -124,8 +124,9 @@ def read_shape(config: Config, where: str) -> ModelShape:
 
 
 def _assumed(config: Config, family: str) -> Config:
-    """What the family's code assumes and ``config`` does not say by any name."""
-    said = {name for names in SYNONYMS if has_any(config, names) for name in names}
+    """What the family's code assumes, but for sizes that ``config`` says by another name. A context
+    by another name does not count: `transformers`, and so `pagemesh up`, ignore it."""
+    said = {name for names in SIZES if has_any(config, names) for name in names}
     return {name: value for name, value in ASSUMED.get(family, {}).items() if name not in said}
 
 
