@@ -105,3 +105,4 @@ def test_a_name_out_of_a_file_is_harmless_to_a_terminal(
     text = shown(capsys, write(tmp_path, architectures=[name]))
     [line] = [one for one in text.splitlines() if "pagemesh up` " in one and "keeps" not in one]
     assert len(line) < 300 and not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "\nnote  fake" not in text
