@@ -28,7 +28,8 @@ check: $(STAMP)
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml ops/docker/compose.tls.yaml
 	$(BIN)/hadolint --config ops/docker/hadolint.yaml ops/docker/Dockerfile
 	@if command -v promtool > /dev/null; \
-		then promtool check config --lint=all ops/prometheus/prometheus.yml; \
+		then promtool check config --lint=all ops/prometheus/prometheus.yml \
+			&& promtool test rules ops/prometheus/alerts_test.yml; \
 		else echo "promtool is not installed: the Prometheus files were not checked by it"; fi
 	@$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/machine tests/test_tidy.py
 

@@ -116,9 +116,11 @@ class GatewayActor:
             await self.bus.subscribe(subjects.gateway(self.name), self._inbox.admit)
             await self.bus.subscribe(subjects.pages("*"), self._inbox.admit)
             presence = group.create_task(self.presence.run(), name="gateway-presence")
+            measures.ready.set_function(lambda: self.is_ready)
             try:
                 yield self
             finally:
+                measures.ready.set_function(lambda: False)
                 self.cut_off()
                 presence.cancel()
                 self._inbox.stop()
@@ -137,15 +139,26 @@ class GatewayActor:
     @property
     def unready_why(self) -> str:
         """Why a request may not be served now, in words for people; empty if it will be."""
-        if self.bus.state is not BusState.CONNECTED:
-            return "the bus is away"
-        if self.state != "ready":
-            return f"the gateway is {self.state}"
-        if self._model in self.router.models():
+        if self.is_ready:
             return ""
+        if why := self._hindrance:
+            return why
         # Without the model's name: health checks need no key.
         others = "no worker serves this gateway's model, only other models are served"
         return others if self._serves_others else "no worker is ready"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be served now. May be asked on any thread: metrics are served on
+        one of their own."""
+        return not self._hindrance and self._model in self.router.models()
+
+    @property
+    def _hindrance(self) -> str:
+        """Why no worker could serve anything; empty if one could."""
+        if self.bus.state is not BusState.CONNECTED:
+            return "the bus is away"
+        return "" if self.state == "ready" else f"the gateway is {self.state}"
 
     @property
     def _serves_others(self) -> bool:
@@ -245,6 +258,7 @@ class GatewayActor:
             if announce.role == "pager":  # its workers stay, but accept nothing without it
                 why = change.reason
                 _log.info("gateway.pager_lost", pager=who.name, host=announce.host, reason=why)
+                measures.pagers_lost.labels(why).inc()
             if is_worker:
                 _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
                 if is_ours:

@@ -51,12 +51,19 @@ workers_lost = counter(
     "name.",
     ("reason",),
 )
+pagers_lost = counter(
+    "gateway_pagers_lost_total",
+    "Pagers that went away: silent, left (they were stopped), or replaced by one of the same name.",
+    ("reason",),
+)
+ready = gauge("gateway_ready", "1 while a request would be served.")
 
 # Create each series at start-up: ``rate`` misses the events with which a series begins.
 for _one in itertools.product(("http", "bus"), ("chat", "text_completion"), OUTCOMES):
     requests.labels(*_one)
 for _reason in ("silent", "left", "replaced"):
     workers_lost.labels(_reason)
+    pagers_lost.labels(_reason)
 
 
 def vllm_aliases(model: str, workers: list[Announce], pagers: list[Announce]) -> bytes:
@@ -101,7 +108,9 @@ __all__ = [
     "in_flight",
     "orphans",
     "output_tokens",
+    "pagers_lost",
     "prompt_tokens",
+    "ready",
     "render_metrics",
     "request_seconds",
     "requests",

@@ -16,11 +16,11 @@ from pagemesh.gateway.doors.http import HttpDoor
 from pagemesh.gateway.doors.tenants import ANYBODY, Tenants
 from pagemesh.gateway.routing.router import RouterLimits
 from pagemesh.gateway.words.tokens import Tokens
-from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service_bus import service_bus
 from pagemesh.runtime.service_config import ServiceConfig
 
 _log = get_logger(__name__)
@@ -61,7 +61,7 @@ async def _serve(
     defaults = sampling_defaults(folder, gate.generation_config)
     tokens = await asyncio.to_thread(Tokens.load, folder)
     name = config.host.name
-    async with Bus.connect(config.bus, role="gateway", name=name, patient=True) as bus:
+    async with service_bus(config.bus, role="gateway", name=name) as bus:
         actor = GatewayActor(
             bus,
             name=name,

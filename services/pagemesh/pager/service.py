@@ -14,13 +14,14 @@ from pagemesh.pager.storage.disk import remove_unused
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.actor import Actor
-from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.bus import Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service_bus import service_bus
 from pagemesh.runtime.service_config import ServiceConfig, tier_without_place
 from pagemesh.runtime.supervise import Ticks
 from pagemesh.runtime.user_paths import ensure_folder
@@ -83,9 +84,7 @@ async def _serve(
 ) -> None:
     clock = MonotonicClock()
     board = PagerBoard(settings)
-    async with Bus.connect(
-        config.bus, role="pager", name=settings.name, patient=True, gathers=True
-    ) as bus:
+    async with service_bus(config.bus, role="pager", name=settings.name, gathers=True) as bus:
 
         def wake(due: Due) -> bool:
             return actor.try_admit(due)

@@ -13,7 +13,7 @@ SERVICES = {
     "the gateway": ("pagemesh.gateway.measures",),
     "the pager": ("pagemesh.pager.measures", "pagemesh.pager.tier_measures"),
     "a worker": ("pagemesh.engine.worker.measures",),
-    "every service": ("pagemesh.runtime.spans",),
+    "every service": ("pagemesh.runtime.service_bus", "pagemesh.runtime.spans"),
 }
 
 

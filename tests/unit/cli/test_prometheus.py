@@ -40,6 +40,7 @@ def test_every_metric_that_is_asked_for_exists() -> None:
     for package in MEASURES:
         importlib.import_module(f"{package}.measures")
     importlib.import_module("pagemesh.pager.tier_measures")
+    importlib.import_module("pagemesh.runtime.service_bus")
     known = {f"{metric.name}{end}" for metric in REGISTRY.collect() for end in ("", "_total")}
     for whose, expression in questions():
         for name in re.findall(r"pagemesh_\w+", expression):
@@ -76,6 +77,13 @@ def test_prometheus_loads_the_rules() -> None:
     config = yaml.safe_load((OPS / "prometheus" / "prometheus.yml").read_text())
     for name in config["rule_files"]:
         assert (OPS / "prometheus" / name).is_file()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_rules_fire_when_nothing_is_served_though_every_process_is_up() -> None:
+    command = ["promtool", "test", "rules", str(OPS / "prometheus" / "alerts_test.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # Dashboard ---------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ def test_series_that_alerts_are_about_are_there_before_their_first_event() -> No
             )
     for reason in ("silent", "left", "replaced"):
         assert f'gateway_workers_lost_total{{reason="{reason}"}}' in text
+        assert f'gateway_pagers_lost_total{{reason="{reason}"}}' in text
 
 
 def test_what_ends_before_it_is_a_call_counts_once() -> None:

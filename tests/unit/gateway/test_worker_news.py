@@ -44,19 +44,20 @@ async def test_what_was_sent_is_not_counted_for_ever_though_its_worker_announces
 async def test_the_log_tells_of_workers_and_pagers_and_the_metric_why_workers_went(
     shared_nats_server: NatsServer, model_folder: Path
 ) -> None:
-    def left_count() -> float:
-        told = REGISTRY.get_sample_value("pagemesh_gateway_workers_lost_total", {"reason": "left"})
-        return told or 0.0
+    def left_count(role: str) -> float:
+        name = f"pagemesh_gateway_{role}s_lost_total"
+        return REGISTRY.get_sample_value(name, {"reason": "left"}) or 0.0
 
     async with fake_mesh(shared_nats_server.url, model_folder, roles=("decode",)) as mesh:
         worker = msgspec.structs.replace(mesh.worker.announce, name="decode-2")
         pager = msgspec.structs.replace(mesh.worker.announce, role="pager", name="pager-2")
-        before = left_count()
+        before = {role: left_count(role) for role in ("worker", "pager")}
         with capture_logs() as logs:
             for announce in (worker, pager):
                 mesh.front.gateway.presence_changed(Joined(announce))
                 mesh.front.gateway.presence_changed(Lost(announce, "left"))
-        assert left_count() == before + 1
+        for role, count in before.items():
+            assert left_count(role) == count + 1
     told = [(log["event"], log.get("pager"), log.get("reason")) for log in logs]
     assert [entry for entry in told if entry[0].startswith("gateway.")] == [
         ("gateway.worker_joined", None, None),

@@ -176,9 +176,9 @@ class Router:
 
     def models(self) -> dict[str, ModelFacts]:
         """What ready workers serve, by name; where they differ, the facts with the smallest
-        pool."""
+        pool. May be asked on any thread."""
         found: dict[str, ModelFacts] = {}
-        for known in self._workers.values():
+        for known in tuple(self._workers.values()):
             have = found.get(known.facts.model)
             if known.ready and (have is None or known.facts.pool_pages < have.pool_pages):
                 found[known.facts.model] = known.facts

@@ -45,6 +45,7 @@ from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.rpc import call
 from pagemesh.runtime.service import EXIT_CRASHED, EXIT_OK, Stop
+from pagemesh.runtime.service_bus import service_bus
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
@@ -82,9 +83,7 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
     config.worker.check_supported()
     name, incarnation = config.host.name, new_incarnation()
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(
-            Bus.connect(config.bus, role=role.role, name=name, patient=True)
-        )
+        bus = await stack.enter_async_context(service_bus(config.bus, role=role.role, name=name))
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
         loading = asyncio.ensure_future(asyncio.to_thread(_load, config.worker))
