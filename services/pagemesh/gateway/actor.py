@@ -19,6 +19,7 @@ from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.calls.frames import FrameTracker
 from pagemesh.gateway.calls.orphans import Orphans
+from pagemesh.gateway.calls.prepare import too_narrow
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import ABORT_TIMEOUT_MS, Life, Surroundings
 from pagemesh.gateway.routing.returning import Returning
@@ -139,10 +140,10 @@ class GatewayActor:
     @property
     def unready_why(self) -> str:
         """Why a request may not be served now, in words for people; empty if it will be."""
-        if self.is_ready:
-            return ""
         if why := self._hindrance:
             return why
+        if self._model in self.router.models():
+            return ""
         # Without the model's name: health checks need no key.
         others = "no worker serves this gateway's model, only other models are served"
         return others if self._serves_others else "no worker is ready"
@@ -158,7 +159,10 @@ class GatewayActor:
         """Why no worker could serve anything; empty if one could."""
         if self.bus.state is not BusState.CONNECTED:
             return "the bus is away"
-        return "" if self.state == "ready" else f"the gateway is {self.state}"
+        if self.state != "ready":
+            return f"the gateway is {self.state}"
+        facts = self.router.models().get(self._model)
+        return too_narrow(self.bus.message_bytes_max, facts.page_size if facts is not None else 1)
 
     @property
     def _serves_others(self) -> bool:

@@ -44,7 +44,9 @@ class Gateway(GatewayActor):
     """One that is connected to nobody: what it would do besides is named in ``spawned``."""
 
     def __init__(self) -> None:
-        self.link = SimpleNamespace(state=BusState.CONNECTED, on_state=lambda _: None)
+        self.link = SimpleNamespace(
+            state=BusState.CONNECTED, on_state=lambda _: None, message_bytes_max=1 << 20
+        )
         super().__init__(
             cast(Bus, self.link), name="g", incarnation=1, host="a", model="tiny", secret=SECRET,
             request_count_max=1,

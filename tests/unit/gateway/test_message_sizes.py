@@ -14,7 +14,7 @@ from tests.unit.gateway.test_request import OTHER_ROUTE, Desk, of
 
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.calls import events as ev
-from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit
+from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit, too_narrow
 from pagemesh.wire import codec
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Declare, HeldLease
@@ -64,6 +64,17 @@ def test_what_the_bus_could_not_carry_is_refused_with_the_servers_setting(
     assert told == (400, "context_length_exceeded", param)
     for word in (f"{MOST} tokens", f"{prompt_tokens}", "max_payload of 1048576"):
         assert word in caught.value.message
+
+
+def test_a_bus_that_cannot_carry_a_page_is_not_the_clients_fault() -> None:
+    least = next(size for size in range(1 << 16, 1 << 17) if carried_tokens(size) == 16)
+    assert too_narrow(least, 16) == ""
+    for size in (8_192, least - 1):
+        with pytest.raises(ApiError) as caught:
+            fit(chat(), [np.ones(2, "<u4")], LARGE, frozenset(), seed=1, message_bytes_max=size)
+        error = caught.value
+        assert (error.status, error.code, bool(error.retry_after_ms)) == (503, "not_ready", True)
+        assert f"max_payload of {size} bytes" in error.message and "8388608" in error.message
 
 
 def test_choices_that_one_message_cannot_carry_are_begun_again_in_several() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 from tests.unit.gateway.fake_mesh import fake_mesh
 from tests.unit.gateway.support import eventually
 
@@ -40,3 +41,19 @@ async def test_a_gateway_without_workers_does_not(
     async with fake_mesh(shared_nats_server.url, model_folder, roles=()) as mesh:
         assert mesh.front.gateway.unready_why == "no worker is ready"
         assert measured() == 0
+
+
+async def test_a_gateway_whose_bus_carries_nothing_does_not_and_says_why(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    with NatsServer(tmp_path / "narrow", message_bytes_max=8_192) as server:
+        async with fake_mesh(server.url, model_folder) as mesh:
+            gateway = mesh.front.gateway
+            await eventually(lambda: gateway.known_facts is not None)
+            assert "max_payload of 8192 bytes is too small" in gateway.unready_why
+            assert measured() == 0
+            async with httpx.AsyncClient(base_url=mesh.url) as http:
+                body = {"prompt": "abc", "max_tokens": 1}
+                answer = await http.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["message"] == gateway.unready_why

@@ -15,6 +15,7 @@ from pagemesh.gateway.api.beams import fit_beams
 from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, Prompt
 from pagemesh.gateway.words.templates import TemplateRefused
 from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.runtime.bus.messages import MESSAGE_BYTES_WANTED
 from pagemesh.wire.codec import MESSAGE_BYTES_MAX
 from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.presence import ModelFacts
@@ -31,6 +32,16 @@ def carried_tokens(message_bytes_max: int) -> int:
     """The longest sequence, in tokens, that a message can carry with its page numbers (an eighth on
     top). Up to this length a sequence can always be handed over, declared and submitted again."""
     return 2 * max(message_bytes_max - _MARGIN_BYTES, 0) // 9
+
+
+def too_narrow(message_bytes_max: int, page_size: int) -> str:
+    """What is wrong, and what to do, if the bus cannot even carry a page of tokens; else empty."""
+    if carried_tokens(message_bytes_max) >= page_size:
+        return ""
+    return (
+        f"the NATS server's max_payload of {message_bytes_max} bytes is too small for any request: "
+        f"set it to {MESSAGE_BYTES_WANTED}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,10 @@ def fit(
 ) -> list[Work]:  # fmt: skip
     """Each prompt with its sampling, checked against the model, the token slots of its tenant's
     quota and what the bus can carry. Raises ``ApiError``, with both numbers when something is too
-    long. ``seed`` is for the first prompt if the request has none, and counts up from there."""
+    long, or 503 when the bus can carry nothing. ``seed`` is for the first prompt if the request has
+    none, and counts up from there."""
+    if why := too_narrow(message_bytes_max, facts.page_size):
+        raise ApiError(503, why, code="not_ready", retry_after_ms=1_000)
     _check_tokens(ask, prompts, facts)
     most = limit_of(facts, message_bytes_max)
     works: list[Work] = []
