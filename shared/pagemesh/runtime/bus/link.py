@@ -36,6 +36,8 @@ from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
 
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
+_HANDLE = re.compile(r"unable to perform operation on <.*; the handler is closed")
+"""uvloop's words for a connection that is closed already, with an address in memory between."""
 _CLOSE_TIMEOUT_S = 1.0
 _UNSUBSCRIBE_TIMEOUT_MS = 2_000
 _PING_TIMEOUT_S = 600
@@ -327,6 +329,8 @@ def _reason(error: BaseException) -> str:
 
 def _text(error: BaseException | None) -> str:
     text = str(error) if error is not None else ""
+    if _HANDLE.match(text):
+        return "the connection was closed"
     return text.removeprefix("nats: ")
 
 
