@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.support.pool_memories import SmallCard
 from tests.unit.pager.actor_rig import HOST, POOL_BYTES, Answers, made_actor
 
@@ -97,6 +98,26 @@ def test_who_may_use_the_device_still_is_known_before_it_opens_a_session(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         store.close()
+
+
+@pytest.mark.parametrize(("asked_bytes", "told_count"), [(4 << 20, 1), (1 << 20, 0)])
+def test_a_pool_kept_at_another_size_than_is_asked_for_is_told_once(
+    settings: PagerSettings, asked_bytes: int, told_count: int
+) -> None:
+    with (
+        contextlib.closing(PoolMemory(settings.folder)) as memory,
+        contextlib.closing(Holders(settings.folder, "host")) as holders,
+        capture_logs() as logs,
+    ):
+        asked = replace(settings, pool_bytes=asked_bytes)
+        store = asyncio.run(adopt_pool(asked, memory, holders))
+        assert store is not None and store.facts.page_count == 256
+        store.close()
+    told: list[Any] = [one for one in logs if one["event"] == "pager.pool_kept"]
+    assert len(told) == told_count
+    for one in told:
+        assert (one["pages"], one["wanted_pages"]) == (256, 1_024)
+        assert one["workers"] == ["worker"] and "PAGEMESH_POOL_BYTES" in one["next"]
 
 
 def opening(place: str) -> OpenSession:

@@ -23,6 +23,7 @@ from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.sizes import shown_binary
 from pagemesh.wire.errors import ConfigError, Fault, NoCapacity
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec
 from pagemesh.wire.pool_format import IN_FILE, HeaderState
@@ -66,7 +67,22 @@ async def adopt_pool(
             _log.warning("pager.pool_memory_lost", path=str(path), place=store.facts.place)
             store.file.remove()
             return None
+    _tell_kept(settings, store.facts, holders)
     return store
+
+
+def _tell_kept(settings: PagerSettings, facts: PoolFacts, holders: Holders) -> None:
+    """Warn if the pool has another size than is asked for: while workers use it, it stays."""
+    wanted = settings.pool_bytes // facts.page_bytes
+    if facts.page_count == wanted or not (users := holders.living()):
+        return
+    _log.warning(
+        "pager.pool_kept", path=facts.path, pages=facts.page_count, wanted_pages=wanted,
+        kept=shown_binary(facts.page_count * facts.page_bytes),
+        wanted=shown_binary(settings.pool_bytes), workers=sorted(one.worker for one in users),
+        next="PAGEMESH_POOL_BYTES takes effect once all workers of this host have been stopped: "
+        "the first to start after that gets a pool of the new size, and the cached pages are lost",
+    )  # fmt: skip
 
 
 async def take_over(

@@ -8,6 +8,10 @@ from pagemesh.engine.worker.events import Preempted
 from pagemesh.runtime.logs import get_logger
 
 PERIOD_US = 10_000_000
+_RAISE = (
+    "raise PAGEMESH_POOL_BYTES (restart the pager, and stop all workers of its host before they "
+    "are started again)"
+)
 _log = get_logger(__name__)
 
 
@@ -15,9 +19,9 @@ def remedy(reason: str) -> str:
     """Advice to operators whose sequences lose their pages for ``reason``."""
     match reason:
         case "preempted":
-            return "raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX"
+            return f"{_RAISE}, or lower PAGEMESH_SEQUENCE_COUNT_MAX"
         case "revoked":  # seen in the pool before the pager said why
-            return "none needed after an invalidation; otherwise raise PAGEMESH_POOL_BYTES"
+            return f"none needed after an invalidation; otherwise {_RAISE}"
         case _:
             return "none needed: the sequence is admitted again and continues where it was"
 
