@@ -50,7 +50,7 @@ from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Denied, Disconnected, Fault, Stale
+from pagemesh.wire.errors import Disconnected, Fault, Stale
 from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pager_messages import Declare, OpenSession, SessionOpened
 from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
@@ -224,8 +224,7 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def _prepare(self, message: OpenSession) -> None:
         """Make sure that the worker holds its lock and that there is a pool for its session."""
-        if not self._holders.is_locked(message.lock_name):
-            raise Denied(f"the lock {message.lock_name} is not held: lock it, then open a session")
+        self._holders.check_lock(message.worker, message.lock_name)
         if self._life is not None and not await self._keeps(self._life, message):
             await self._end_life()  # this also unmaps the old pool
         if self._life is None:

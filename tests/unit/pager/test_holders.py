@@ -18,6 +18,7 @@ from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.events import Holder
 from pagemesh.pager.storage import holders as storage
 from pagemesh.pager.storage.holders import Holders, lock_owner, owner_in
+from pagemesh.wire.errors import Denied
 
 LOCKED = """
 import sys, time
@@ -215,3 +216,20 @@ def test_who_asks_whether_a_lock_is_held_is_not_taken_for_its_holder(tmp_path: P
         assert holders.is_dead(1)
         assert lock_owner(path.stat()) == 0
         assert not holders.kill(1)
+
+
+def test_a_worker_that_locks_in_another_folder_is_told_which_and_logged_once(
+    tmp_path: Path,
+) -> None:
+    with contextlib.closing(Holders(tmp_path, "host")) as holders, capture_logs() as logs:
+        for _ in range(2):
+            with pytest.raises(Denied, match=f"first is not held in {tmp_path}.*POOL_DIR.*--host"):
+                holders.check_lock("a worker", "first")
+        assert [(one["event"], one["worker"]) for one in logs] == [
+            ("pager.worker_turned_away", "a worker")
+        ]
+        with HolderLock(tmp_path / "first.lock"):
+            holders.check_lock("a worker", "first")
+        with pytest.raises(Denied):
+            holders.check_lock("a worker", "first")
+        assert len(logs) == 2, "it was there in between"

@@ -24,13 +24,18 @@ from pagemesh.kernels.native.locks import holder_is_dead, is_at, is_free, open_l
 from pagemesh.pager.events import Holder
 from pagemesh.pager.storage.kept_file import KeptFile
 from pagemesh.runtime.logs import get_logger
-from pagemesh.wire.errors import Busy
+from pagemesh.wire.errors import Busy, Denied
 from pagemesh.wire.messages import U64, Name
 from pagemesh.wire.pool_format import HOLDERS_SUFFIX, LOCK_PREFIX, LOCK_SUFFIX, MEMORY_SUFFIX
 
 _AGAIN_MS = 1_000
 _YOUNG_S = 60.0
 """The file of a lock that is younger than this may be about to be locked."""
+_TURNED_AWAY_MAX = 256
+_ONE_FOLDER = (
+    "give the worker and its pager the same PAGEMESH_POOL_DIR, on the same mount; workers of "
+    "another machine need a pager there, and another host name (--host)"
+)
 _log = get_logger(__name__)
 
 
@@ -60,6 +65,8 @@ class Holders:
         """Their lock files, kept open: one that is removed still tells whether its holder lives."""
         self._unfound: set[int] = set()
         """Those to be killed whose process was not found, which is logged once."""
+        self._turned_away: set[str] = set()
+        """Workers whose lock is not held, as logged."""
         self._written: frozenset[Holder] = frozenset()
         self._refused_why = ""
         """Why the list could not be written last time, as logged."""
@@ -147,6 +154,25 @@ class Holders:
 
     def is_locked(self, lock_name: str) -> bool:
         return not holder_is_dead(self._lock_path(lock_name))
+
+    def check_lock(self, worker: str, lock_name: str) -> None:
+        """Raises ``Denied`` unless ``lock_name`` is held. That is logged once per worker, which
+        asks again for ever."""
+        if self.is_locked(lock_name):
+            self._turned_away.discard(worker)
+            return
+        if worker not in self._turned_away:
+            if len(self._turned_away) >= _TURNED_AWAY_MAX:
+                self._turned_away.clear()
+            self._turned_away.add(worker)
+            _log.warning(
+                "pager.worker_turned_away", worker=worker, lock=lock_name,
+                reason=f"its lock is not held in {self._folder}", next=_ONE_FOLDER,
+            )  # fmt: skip
+        raise Denied(
+            f"the lock {lock_name} is not held in {self._folder}, the pager's pool folder: "
+            f"{_ONE_FOLDER}"
+        )
 
     def lock_name(self, incarnation: int) -> str | None:
         """The name of the incarnation's lock; None if it is not known."""
