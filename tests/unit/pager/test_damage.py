@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,29 @@ async def test_a_disk_that_is_given_up_says_why_once_and_writes_nothing_more(
     with capture_logs() as logs:
         log_event(failed)
     assert logs[0]["event"] == "pager.disk_off" and logs[0]["log_level"] == "error"
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_a_tier_whose_files_somebody_removed_is_given_up_at_the_next_write(
+    tmp_path: Path, pool: np.ndarray, is_moved: bool
+) -> None:
+    """It would go on with files that no later pager finds."""
+    folder = tmp_path / "disk"
+    async with disk_on(folder, pool) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await disk.take(store_of((4,)))
+        assert await heard.next() == PagesWritten((4,))
+        if is_moved:
+            folder.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(folder)
+        with capture_logs() as logs:
+            for slot in (5, 6):
+                await disk.take(store_of((slot,)))
+            failed = await heard.next()
+        index = folder / "host.disk.index"
+        assert failed == DiskFailed(f"{index}: somebody has removed it")
+        assert [(line["event"], line["path"]) for line in logs] == [
+            ("pager.disk_removed", str(index))
+        ]
+    assert heard.is_empty

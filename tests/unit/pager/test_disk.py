@@ -20,8 +20,9 @@ from tests.unit.pager.test_disk_file import FACTS, PAGE_BYTES, PAGE_COUNT, load_
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pages.runs import Pages, Run
 from pagemesh.pager.storage.disk import Disk
-from pagemesh.pager.storage.disk_file import DiskPlace, Opener, PlainFile
+from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.page_bytes import MappedPages, PageBytes
+from pagemesh.pager.storage.plain_file import Opener, PlainFile
 from pagemesh.pager.storage.retired_notes import RetiredNotes
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import (

@@ -14,9 +14,10 @@ import pytest
 
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.pages.runs import Run
-from pagemesh.pager.storage import disk_file
-from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, PlainFile, Read
+from pagemesh.pager.storage import disk_file, plain_file
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Read
 from pagemesh.pager.storage.page_bytes import MappedPages
+from pagemesh.pager.storage.plain_file import PlainFile
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.tier_events import DiskContents, LoadPages, StorePages
 from pagemesh.wire.identity import page_digests
@@ -341,7 +342,7 @@ def test_a_file_whose_lock_cannot_be_asked_for_is_closed(
     def fails(_: int) -> bool:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(disk_file, "try_lock", fails)
+    monkeypatch.setattr(plain_file, "try_lock", fails)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="no locks"):
         PlainFile(tmp_path / "index")

@@ -21,7 +21,8 @@ from tests.unit.pager.test_retired_notes import ONE, notes
 
 from pagemesh.kernels.native.pool_file import PoolClosedToUs
 from pagemesh.pager.storage import disk, disk_file, kept_file, retired_notes
-from pagemesh.pager.storage.disk_file import DiskPlace, PlainFile
+from pagemesh.pager.storage.disk_file import DiskPlace
+from pagemesh.pager.storage.plain_file import PlainFile
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,

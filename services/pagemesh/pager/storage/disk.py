@@ -24,8 +24,9 @@ from concurrent.futures import Future, wait
 
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Read
 from pagemesh.pager.storage.page_bytes import Bytes, Filling, PageBytes
+from pagemesh.pager.storage.plain_file import FileRemoved, Opener, PlainFile
 from pagemesh.pager.storage.retired_notes import RetiredNotes
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.load import PAGER
@@ -309,6 +310,13 @@ class Disk:
 
     def _fail(self, error: OSError) -> list[TierEvent]:
         """The first failure switches the disk off: what cannot be relied on is not used."""
+        if isinstance(error, FileRemoved) and not self._failed.is_set():
+            _log.error(
+                "pager.disk_removed", path=error.filename,
+                next="the pages there are lost, and the disk tier is off until the pager is "
+                "restarted; do not touch the files in PAGEMESH_DISK_DIR (with host memory alone, "
+                "in PAGEMESH_POOL_DIR)",
+            )  # fmt: skip
         reason = error.strerror or type(error).__name__
         place = error.filename or self._place.folder
         return self._off(f"{place}: {reason[:1].lower()}{reason[1:]}")

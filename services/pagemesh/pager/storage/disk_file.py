@@ -19,22 +19,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
-from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.storage.page_memory import PageMemory, page_memory
+from pagemesh.pager.storage.plain_file import File, Opener, PlainFile
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.tier_events import (
     DiskContents,
@@ -56,59 +55,6 @@ _SEAL_BYTES = 16
 _SCAN_BYTES = 1 << 20
 _EMPTY = bytes(_RECORD_BYTES)
 _Bytes = NDArray[np.uint8]
-
-
-class File(Protocol):
-    """The operations on each of the two files; every method may raise ``OSError``."""
-
-    def size(self) -> int: ...
-    def truncate(self, size: int) -> None: ...
-    def read_into(self, target: memoryview, offset: int) -> int: ...
-    def write(self, data: bytes | memoryview, offset: int) -> None: ...
-    def close(self) -> None: ...
-
-
-class PlainFile:
-    """A regular file with mode 0600, which we have locked. Raises ``OSError``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(path, flags, 0o600)
-        try:
-            if not try_lock(self._descriptor):
-                raise BlockingIOError(0, "another pager uses it", str(path))
-        except OSError:
-            os.close(self._descriptor)
-            raise
-
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
-
-    def read_into(self, target: memoryview, offset: int) -> int:
-        """Returns how many bytes were read: fewer than wanted at the end of the file."""
-        done = 0
-        while done < len(target):
-            count = os.preadv(self._descriptor, [target[done:]], offset + done)
-            if not count:
-                break
-            done += count
-        return done
-
-    def write(self, data: bytes | memoryview, offset: int) -> None:
-        left = memoryview(data)
-        while len(left):
-            count = os.pwrite(self._descriptor, left, offset)
-            left, offset = left[count:], offset + count
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-Opener = Callable[[Path], File]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +211,9 @@ class DiskFile:
 
     def store(self, command: StorePages, pages: _Bytes) -> None:
         """Write ``pages`` (uint8 [pages, page_bytes]) and their records, except in slots that are
-        to be skipped. Raises ``OSError``."""
+        to be skipped. Raises ``OSError``: ``FileRemoved`` if nobody could find them again."""
+        self._index.check_in_place()
+        self._pages.check_in_place()
         *_, befores, digests = self._hashes(command)
         for row, slot, index, chain in zip(
             pages, command.slots, command.indexes, command.chains, strict=True
