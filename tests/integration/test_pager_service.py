@@ -363,6 +363,21 @@ async def test_who_may_not_have_a_session_is_told_why(pager: Pager) -> None:
     worker.lock.close()
 
 
+async def test_a_second_pager_of_the_host_ends_and_names_the_first(
+    pager: Pager, tmp_path: Path
+) -> None:
+    environ = pager.environ | {"PAGEMESH_POOL_DIR": str(tmp_path), "PAGEMESH_NAME": "another"}
+    second = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagemesh.cli", "serve", "pager", env=environ,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await asyncio.wait_for(second.communicate(), 20)
+    lines = said.decode().splitlines()
+    assert second.returncode == 2 and len(lines) == 1
+    assert lines[0].startswith("pagemesh pager: pager pager-test serves host testhost at ")
+    assert lines[0].endswith("(--host)")
+
+
 async def test_who_may_only_look_cannot_ask_for_anything_else(pager: Pager) -> None:
     looks, works = subjects.pager_report(pager.host), subjects.pager(pager.host)
     for subject, message in ((looks, SnapshotWanted()), (works, InspectPager())):

@@ -18,7 +18,7 @@ from pagemesh.cli.operator import (
     connected,
     fault_entry,
 )
-from pagemesh.cli.reconcile import Finding, Look, reconcile
+from pagemesh.cli.reconcile import ONE_PAGER, Finding, Look, reconcile, two_pagers
 from pagemesh.cli.words import counted
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import subjects
@@ -84,10 +84,12 @@ async def _looks(mesh: Mesh) -> tuple[Looks, Unheard]:
         try:
             return await _look(mesh, host, silent_before)
         except Fault as error:
-            unheard[host] = error
+            names = _pagers_of(mesh, host)
+            several = Stale(f"{two_pagers(names)}; next: {ONE_PAGER}")
+            unheard[host] = several if len(names) > 1 else error
             return None
 
-    first = [await look(pager.host) for pager in mesh.pagers]
+    first = [await look(host) for host in dict.fromkeys(pager.host for pager in mesh.pagers)]
     await asyncio.sleep(_BETWEEN_S)
     both = [(one, await look(one.pager.host, one.silent)) for one in first if one is not None]
     return [(one, two) for one, two in both if two is not None], unheard
@@ -117,7 +119,13 @@ async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset
             silent.add(name)
         else:
             raise answer
-    return Look(report, tuple(workers), frozenset(silent))
+    return Look(report, tuple(workers), frozenset(silent), _pagers_of(mesh, host))
+
+
+def _pagers_of(mesh: Mesh, host: str) -> tuple[str, ...]:
+    """The pagers that serve ``host``: one, if all is well."""
+    there = (one for one in mesh.pagers if one.host == host and one.state != "draining")
+    return tuple(one.name for one in there)
 
 
 async def _report(mesh: Mesh, host: str) -> PagerReport:

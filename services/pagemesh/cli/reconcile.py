@@ -3,6 +3,7 @@
 Grants and releases are in flight all the time, so a difference between pager and worker counts only
 if both looks, some time apart, show it. What one party reports alone is judged by one look:
 
+    pager     one serves the host
     ledger    free + held + pinned + idle + draining = all pages; each held or draining page belongs
               to a lease, or waits for a worker that has not reported since the pager started; the
               pager's own count of pages and pins by owner finds no fault
@@ -13,7 +14,7 @@ if both looks, some time apart, show it. What one party reports alone is judged 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pagemesh.cli.words import counted
@@ -27,6 +28,7 @@ from pagemesh.wire.pager_reports import (
 
 _NEW_PAGER = "restart that pager: it counts anew from the pool, and sequences go on"
 _NEW_WORKER = "restart that worker: its sequences go on elsewhere, and it then holds nothing"
+ONE_PAGER = "stop all but one, or give each host a name of its own (--host)"
 _WAIT = "look again in a minute; if it stays, restart that pager, which frees what nobody declares"
 
 
@@ -73,6 +75,8 @@ class Look:
     pager: PagerReport
     workers: tuple[WorkerReport, ...]
     silent: frozenset[str] = frozenset()
+    pagers: tuple[str, ...] = ()
+    """The names of the pagers that announce themselves for the host."""
 
 
 def reconcile(first: Look, second: Look) -> list[Finding]:
@@ -80,7 +84,17 @@ def reconcile(first: Look, second: Look) -> list[Finding]:
     too."""
     before = set(_differences(first))
     lasting = [finding for finding in _differences(second) if finding in before]
-    return [*_ledger(second.pager), *_tickets(first, second), *lasting]
+    return [*_pagers(second), *_ledger(second.pager), *_tickets(first, second), *lasting]
+
+
+def two_pagers(names: Sequence[str]) -> str:
+    """What is wrong with a host that several pagers serve."""
+    return f"{len(names)} pagers serve this host, and each answers all calls: {', '.join(names)}"
+
+
+def _pagers(look: Look) -> Iterator[Finding]:
+    if len(look.pagers) > 1:
+        yield Finding(look.pager.host, two_pagers(look.pagers), ONE_PAGER)
 
 
 def _ledger(pager: PagerReport) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import ABORT_TIMEOUT_MS, Life, Surroundings
 from pagemesh.gateway.routing.returning import Returning
 from pagemesh.gateway.routing.router import Router, RouterLimits
+from pagemesh.gateway.two_pagers import TwoPagers
 from pagemesh.runtime import rpc
 from pagemesh.runtime.actor import Actor, Behaviour
 from pagemesh.runtime.bus import Bus, BusState, Delivery
@@ -103,6 +104,7 @@ class GatewayActor:
             f"gateway {name}", lambda: _Dispatch(self), inbox_count_max=INBOX_COUNT_MAX
         )
         self.presence = Presence(bus, self.clock, self._describe, self._admit_change)
+        self._two_pagers = TwoPagers(self.presence.directory)
         self.surroundings = Surroundings(
             bus, self.clock, self.router, self._spawn, self._forget, self._absent, self._expected,
             self._given,
@@ -275,6 +277,7 @@ class GatewayActor:
             if isinstance(change, Joined) and announce.role == "pager":
                 _log.info("gateway.pager_joined", pager=who.name, host=announce.host)
                 self._compare_secrets(announce)
+                self._two_pagers.joined(announce)
             if self.router.announced(announce):
                 self._want_snapshot(announce.host)
         self._router_changed.set()

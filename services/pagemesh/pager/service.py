@@ -9,6 +9,7 @@ from pagemesh.pager.actor import PagerActor, PagerEvent
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.cache_door import CacheDoor
 from pagemesh.pager.due import Due, PutAwayDue, TickDue
+from pagemesh.pager.host_claim import HostClaim
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.storage.disk import remove_unused
 from pagemesh.pager.storage.disk_file import DiskPlace
@@ -71,7 +72,7 @@ def remove_unused_tier(settings: PagerSettings) -> None:
 
 async def run(config: ServiceConfig, stop: Stop) -> None:
     """Serve until ``stop`` is set, then answer what is queued and let go of the pool, which
-    stays for the next pager. Raises ``ConfigError``."""
+    stays for the next pager. Raises ``ConfigError``, also if another pager serves the host."""
     settings = settings_of(config)
     ensure_folder(settings.folder, "PAGEMESH_POOL_DIR")
     remove_unused_tier(settings)
@@ -107,13 +108,17 @@ async def _serve(
         board.on_patience(ticks.stir)
         door = CacheDoor(bus, settings.host, admit)
         board.on_cache_call(door.record)
-        async with asyncio.TaskGroup() as group, door.open():
+        claim = HostClaim(bus, settings.host, settings.incarnation)
+        async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as opened:
             serving = group.create_task(actor.run(), name="pager-actor")
+            await claim.make(stop)
+            await opened.enter_async_context(door.open())
             subscriptions = [
                 await bus.subscribe(subject(settings.host), admit)
                 for subject in (subjects.pager, subjects.pager_report)
             ]
             announcing = group.create_task(presence.run(), name="pager-presence")
+            claiming = group.create_task(claim.keep(stop), name="pager-claim")
             ticks.start()
             spare_loaded()
             await stop.wait()
@@ -124,4 +129,6 @@ async def _serve(
             actor.stop(PutAwayDue() if settings.disk is not None else None)
             await serving
             ticks.stop()
-            announcing.cancel()
+            for task in (announcing, claiming):
+                task.cancel()
+        claim.check()

@@ -157,3 +157,24 @@ def test_a_host_that_is_not_heard_is_told_beside_the_others_and_is_a_failure(
     looks.append((Look(pager(), ()), Look(pager(), ())))
     unheard.clear()
     assert run(["audit"]) == 0
+
+
+async def test_two_pagers_of_a_host_are_a_finding_or_why_nothing_is_known(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever answers first is believed, so that parts of two may not fit together."""
+    monkeypatch.setattr(audit, "_BETWEEN_S", 0.0)
+    well, torn = (new_service_name(what) for what in ("well", "torn"))
+    await _serve(bus, well, (1,) * 6)
+    await _serve(bus, torn, (1, 2))
+    there = tuple(
+        Announce(role="pager", name=name, incarnation=1, host=host, state="ready")
+        for host in (well, torn)
+        for name in ("one", "other")
+    )
+    looks, unheard = await audit._looks(Mesh(bus, there, ()))
+    [(first, second)] = looks
+    found = [one for one in reconcile(first, second) if "pagers" in one.what]
+    assert [one.host for one in found] == [well] and "one, other" in found[0].text
+    assert "--host" in found[0].next
+    assert list(unheard) == [torn] and "one, other; next: stop all but one" in str(unheard[torn])
