@@ -266,6 +266,7 @@ async def test_a_killed_pager_leaves_no_record_that_is_believed_wrongly(pager: P
     await pager.start()
     worker = Reader(pager, "prefill", 12)
     await worker.open()
+    await disk_pages(pager, FULL_PAGES)
     granted = await worker.admit_soon(2, PROMPT)
     pages = granted.cached_tokens // PAGE_SIZE
     assert pages == FULL_PAGES, "all of them were written"
