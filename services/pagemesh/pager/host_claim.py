@@ -3,7 +3,7 @@
     make:   asks on the host's subject before serving there
               nobody listens ----------------------------------------> serve, at once
               an answer, or none in time --> a living pager announces itself --> give way
-                                         \\-> silence: what listens is frozen --> serve
+                                     --> silence: what listens is frozen --> serve
     keep:   for the first seconds of serving: of pagers that began together, all but the one
             with the lowest incarnation give way
 
