@@ -59,3 +59,10 @@ def test_a_password_of_any_characters_is_one_string() -> None:
     )
     assert text.count("user: ") - text.count("user: root") == len(BUS_ROLES)
     assert json.dumps(hostile) in text
+
+
+def test_clients_answer_nobody_and_no_connection_has_subscriptions_without_end() -> None:
+    text = COMMITTED.read_text()
+    answers = dict(re.findall(r"user: (\w+), .*?allow_responses: (\w+)", text, re.DOTALL))
+    assert answers == {role: "false" if role == "client" else "true" for role in BUS_ROLES}
+    assert "max_subscriptions: 1024" in text

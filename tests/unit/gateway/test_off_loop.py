@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
+
+import pytest
 
 from pagemesh.gateway.doors.off_loop import LARGE_BYTES_MIN, THREAD_BYTES_MIN, off_loop
 
@@ -18,3 +21,29 @@ async def test_bodies_of_megabytes_hold_up_no_shorter_one() -> None:
     finally:
         gate.set()
         await asyncio.gather(*large)
+
+
+async def test_owners_of_long_bodies_take_turns_and_what_nobody_wants_is_left_out() -> None:
+    begun, gate, done = threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        begun.set()
+        gate.wait(10)
+
+    tasks = [asyncio.create_task(off_loop(LARGE_BYTES_MIN, hold, owner="a"))]
+    await asyncio.to_thread(begun.wait, 10)
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        work = off_loop(LARGE_BYTES_MIN, partial(done.append, name), owner=name[0])
+        tasks.append(asyncio.create_task(work))
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert done == ["a1", "b1", "c1", "a3", "b2"]
+
+
+async def test_a_long_body_that_cannot_be_worked_on_says_so_and_holds_up_no_other() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await off_loop(LARGE_BYTES_MIN, lambda: 1 // 0)
+    assert await off_loop(LARGE_BYTES_MIN, lambda: "done") == "done"

@@ -123,3 +123,9 @@ async def answered(mesh: FakeMesh, *pieces: bytes) -> bytes:
         answer = await reader.read()
     writer.close()
     return answer
+
+
+async def test_a_trailer_is_no_header_however_soon_it_comes(mesh: FakeMesh) -> None:
+    body = b"%x\r\n%s\r\n0\r\nx-request-id: from-a-trailer\r\n\r\n" % (len(BODY), BODY)
+    answer = await answered(mesh, post(CLOSE, b"transfer-encoding: chunked\r\n", body=body))
+    assert b'"text":"cba"' in answer and b"from-a-trailer" not in answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer, write_mode
 from tokenizers import processors
 
 from pagemesh.gateway.doors import http as door
+from pagemesh.gateway.doors.off_loop import LARGE_BYTES_MIN
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.nats_server import NatsServer
 
@@ -96,3 +99,30 @@ async def test_who_tokenises_from_afar_learns_the_special_tokens_and_the_templat
     """lm-eval's remote tokenizer asks for them."""
     answer = await http.get("/tokenizer_info")
     assert answer.json() == {"eos_token": END, "chat_template": "{{ mood }}" + TEMPLATE}
+
+
+async def test_who_leaves_is_not_tokenised_for_and_makes_room(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, worked = threading.Event(), threading.Event(), list[int]()
+
+    def tokens_of(_door: object, body: bytes) -> tuple[bytes, str]:
+        worked.append(len(body))
+        begun.set()
+        gate.wait(10)
+        return b'{"count":0,"tokens":[]', ""
+
+    monkeypatch.setattr(door.HttpDoor, "_tokens_of", tokens_of)
+    body = {"prompt": "x" * LARGE_BYTES_MIN}
+    calls = [asyncio.create_task(http.post("/tokenize", json=body)) for _ in range(4)]
+    try:
+        assert await asyncio.to_thread(begun.wait, 10)
+        await asyncio.sleep(0.3)  # the others wait for their turns
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await asyncio.sleep(0.3)  # until the gateway knows
+    finally:
+        gate.set()
+    assert (await http.post("/tokenize", json=body)).json()["count"] == 0
+    assert len(worked) == 2, "the one that was under way, and the last"

@@ -90,3 +90,23 @@ async def test_a_model_that_nobody_serves_is_not_found_and_one_that_is_full_says
         await its.bus_door.close()
         assert json.loads((await ask(client, OTHER)).data)["error"]["code"] == "model_not_found"
         assert not ours.worker.submits
+
+
+async def test_a_call_that_cannot_be_handed_on_is_the_clients_fault(
+    shared_nats_server: NatsServer, model_folder: Path, client: Client
+) -> None:
+    async with fake_mesh(shared_nats_server.url, model_folder):
+        body = {"model": "other", "prompt": "abc"}
+        data = json.dumps(body).encode()
+        inbox, head = client.new_inbox(), b"NATS/1.0\r\nx(y): no token\r\n\r\n"
+        replies = await client.subscribe(inbox)
+        sizes = len(head), len(head) + len(data)
+        odd = b"HPUB %b %b %d %d\r\n" % (subjects.COMPLETIONS.encode(), inbox.encode(), *sizes)
+        await client._send_command(odd + head + data + b"\r\n")  # nats-py sends no such header
+        told = await replies.next_msg(timeout=5)
+        assert json.loads(told.data)["error"]["code"] == "model_not_found"
+        large = json.dumps({**body, "user": ""}).encode()
+        large = large[:-2] + b"x" * (client.max_payload - len(large)) + large[-2:]
+        told = await client.request(subjects.COMPLETIONS, large, timeout=5)
+        error = json.loads(told.data)["error"]
+        assert (error["code"], error["type"]) == ("body_too_large", "invalid_request_error")

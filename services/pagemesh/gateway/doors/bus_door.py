@@ -62,6 +62,8 @@ SEQUENCE = "pagemesh-sequence"
 ERROR = "pagemesh-error"
 ASKED_AT, ANSWER_TO = "pagemesh-asked-at", "pagemesh-answer-to"
 """Headers of a forwarded call: the subject that it came on, and its reply inbox."""
+_CARRIED = ("authorization", "traceparent", "tracestate")
+"""Headers of a call that a gateway reads."""
 CALLS_MAX = 4_096
 _DOOR = "bus"
 _PROBE_MS = 1_000
@@ -266,7 +268,8 @@ class BusDoor:
         answers it. Raises ``ApiError`` if it cannot take it now. If it says nothing it may have
         taken it: True."""
         data = delivery.data
-        headers = {**delivery.headers, ASKED_AT: delivery.subject, ANSWER_TO: delivery.reply}
+        headers = {name: text for name, text in delivery.headers.items() if name in _CARRIED}
+        headers |= {ASKED_AT: delivery.subject, ANSWER_TO: delivery.reply}
         subject = subjects.gateways_of(model)
         try:
             taken = await self._bus.request(subject, data, timeout_ms=_HAND_ON_MS, headers=headers)
@@ -276,6 +279,9 @@ class BusDoor:
             return False
         except DeadlineExceeded:
             return True
+        except Malformed:
+            text = "the body is too large to be handed on to a gateway of another model"
+            raise ApiError(413, text, code="body_too_large") from None
         except Fault as fault:
             raise from_fault(fault) from None
         return True

@@ -111,6 +111,10 @@ class Connection(HttpToolsProtocol):
         if self._gathered_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self.send_400_response("The request's headers are too long.")
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # those of a trailer are no headers: nobody has checked them
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self.is_offered:
             return

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
@@ -129,9 +130,8 @@ class Front:
         """Raises ``ApiError``."""
         arrival_us = self.gateway.clock.now_us()
         with ends_counted(caller.door, chat=chat):
-            ask = await off_loop(
-                len(body), lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
-            )
+            work, size_min = partial(self._parsed, body, chat), PARSE_BYTES_MIN
+            ask = await off_loop(len(body), work, owner=caller.tenant, thread_bytes_min=size_min)
         return Parsed(ask, arrival_us, len(body))
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:
@@ -146,7 +146,8 @@ class Front:
             size = 0 if ask.is_packed else parsed.body_bytes
             # Whoever shares cached pages also shares remembered token ids.
             salt = self.tenants.salt(caller.tenant, ask.cache_salt)
-            prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
+            work = partial(tokenise, ask, self.tokens, facts, salt)
+            prompts = await off_loop(size, work, owner=caller.tenant)
         return Understood(ask, parsed.arrival_us, parsed.body_bytes, prompts, salt)
 
     def check_model(self, model: str) -> None:

@@ -3,25 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 THREAD_BYTES_MIN = 16 << 10
 """Longer texts are processed on a thread, so that other requests are not held up."""
 LARGE_BYTES_MIN = 1 << 20
-_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")
 T = TypeVar("T")
 
 
+class Turns:
+    """Does works one after the other on a thread of its own; owners take turns."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = (
+            OrderedDict()
+        )
+        """By owner; the first has the next turn."""
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        """A work that is cancelled before its turn is left out."""
+        future = Future[T]()
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append((future, work))
+        self._thread.submit(self._run_next)
+        return future
+
+    def _run_next(self) -> None:
+        """Called once for each work; not at all necessarily for the one that was submitted."""
+        taken = self._take()
+        if taken is None:
+            return
+        future, work = taken
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """The next work that is wanted; its owner goes to the end."""
+        with self._lock:
+            while self._waiting:
+                owner, works = self._waiting.popitem(last=False)
+                while works:
+                    future, work = works.popleft()
+                    if not future.set_running_or_notify_cancel():
+                        continue
+                    if works:
+                        self._waiting[owner] = works
+                    return future, work
+        return None
+
+
+_LARGE = Turns("large-body")
+
+
 async def off_loop(
-    size_bytes: int, work: Callable[[], T], *, thread_bytes_min: int = THREAD_BYTES_MIN
+    size_bytes: int,
+    work: Callable[[], T],
+    *,
+    owner: str = "",
+    thread_bytes_min: int = THREAD_BYTES_MIN,
 ) -> T:
-    """``work()``, on a thread when its input is long. Inputs of megabytes take turns on one thread
-    of their own: eight of them kept all other threads busy, and so delayed all long bodies, for a
-    minute."""
+    """``work()``, on a thread when its input is long. Inputs of megabytes wait for one thread of
+    their own: eight of them kept all other threads busy, and so delayed all long bodies, for a
+    minute. There the owners (tenants) take turns."""
     if size_bytes < thread_bytes_min:
         return work()
     if size_bytes < LARGE_BYTES_MIN:
         return await asyncio.to_thread(work)
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, work)
+    return await asyncio.wrap_future(_LARGE.submit(owner, work))
