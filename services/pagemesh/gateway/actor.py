@@ -124,6 +124,7 @@ class GatewayActor:
                 yield self
             finally:
                 measures.ready.set_function(lambda: False)
+                self._two_pagers.close()
                 self.cut_off()
                 presence.cancel()
                 self._inbox.stop()

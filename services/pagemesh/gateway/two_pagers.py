@@ -19,25 +19,35 @@ class TwoPagers:
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._watched: set[str] = set()
+        self._watched: dict[str, asyncio.TimerHandle] = {}
+        """By host: the next look."""
 
     def joined(self, pager: Announce) -> None:
         """Take note of a pager that has come."""
         if pager.host not in self._watched and len(self._names(pager.host)) > 1:
-            self._watched.add(pager.host)
-            asyncio.get_running_loop().call_later(_SURE_S, self._look, pager.host)
+            self._look_in(_SURE_S, pager.host)
+
+    def close(self) -> None:
+        """Look no more."""
+        for timer in self._watched.values():
+            timer.cancel()
+        self._watched.clear()
+
+    def _look_in(self, seconds: float, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._watched[host] = loop.call_later(seconds, self._look, host)
 
     def _look(self, host: str) -> None:
         names = self._names(host)
         if len(names) < 2:
-            self._watched.discard(host)
+            del self._watched[host]
             return
         _log.warning(
             "gateway.two_pagers", host=host, pagers=names,
             next="calls to that host's pager are answered by each of them, which makes requests "
             "slow: stop all but one, or give each host a name of its own (--host)",
         )  # fmt: skip
-        asyncio.get_running_loop().call_later(_AGAIN_S, self._look, host)
+        self._look_in(_AGAIN_S, host)
 
     def _names(self, host: str) -> list[str]:
         pagers = self._directory.of_role("pager")

@@ -18,6 +18,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from pagemesh.runtime.bus import Bus, BusState, Delivery
+from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import call, send
 from pagemesh.runtime.service import Stop
 from pagemesh.wire import codec, subjects
@@ -33,6 +34,7 @@ _KEEP_S = 5.0
 _CONNECT_MS = 500
 _ANY = (1 << 64) - 1
 """The highest incarnation that there can be."""
+_log = get_logger(__name__)
 _NO_PAGES = SnapshotWanted(first=1 << 31)
 """What every pager answers, with an empty listing."""
 
@@ -64,6 +66,7 @@ class HostClaim:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KEEP_S):
                     self._lost_to = await rival
+                _log.error("pager.gives_way", host=self._host, to=self._lost_to.name)
                 stop.request()
 
     def check(self) -> None:

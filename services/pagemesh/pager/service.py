@@ -111,6 +111,7 @@ async def _serve(
         claim = HostClaim(bus, settings.host, settings.incarnation)
         async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as opened:
             serving = group.create_task(actor.run(), name="pager-actor")
+            ticks.start()  # whether or not there is a NATS server
             await claim.make(stop)
             await opened.enter_async_context(door.open())
             subscriptions = [
@@ -119,7 +120,6 @@ async def _serve(
             ]
             announcing = group.create_task(presence.run(), name="pager-presence")
             claiming = group.create_task(claim.keep(stop), name="pager-claim")
-            ticks.start()
             spare_loaded()
             await stop.wait()
             board.draining = True

@@ -38,6 +38,7 @@ def test_what_is_null_need_not_be_known() -> None:
         (b'"guided_json": {}', "guided_json", "unsupported_parameter"),
         (b'"odd": 1, "even": null', "odd", "unknown_parameter"),
         (b'"odd": null, "seed": "x"', "seed", "invalid_value"),
+        (b'"odd": null, "logit_bias": {"5": null}', "logit_bias", "invalid_value"),
         (b'"odd": null, "user": ' + b"[" * 2_000 + b"]" * 2_000, "", "invalid_json"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from functools import partial
 
 import pytest
@@ -47,3 +49,45 @@ async def test_a_long_body_that_cannot_be_worked_on_says_so_and_holds_up_no_othe
     with pytest.raises(ZeroDivisionError):
         await off_loop(LARGE_BYTES_MIN, lambda: 1 // 0)
     assert await off_loop(LARGE_BYTES_MIN, lambda: "done") == "done"
+
+
+class _Body:
+    """Large, and gone when nobody wants it any more."""
+
+    def fail(self) -> None:
+        raise ValueError
+
+    def take(self) -> str:
+        return "done"
+
+
+async def test_no_body_outlives_its_job_whether_it_failed_or_was_cancelled() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        gate.wait(10)
+
+    gc.disable()
+    try:
+        failing = _Body()
+        kept = [weakref.ref(failing)]
+        with pytest.raises(ValueError):
+            await off_loop(LARGE_BYTES_MIN, failing.fail)
+        del failing
+        first = asyncio.create_task(off_loop(LARGE_BYTES_MIN, hold))
+        await asyncio.to_thread(begun.wait, 10)
+        waiting = _Body()
+        kept.append(weakref.ref(waiting))
+        second = asyncio.create_task(off_loop(LARGE_BYTES_MIN, waiting.take))
+        await asyncio.sleep(0)
+        del waiting
+        second.cancel()
+        await asyncio.wait([second])
+        del second
+        await asyncio.sleep(0)
+        assert [one() for one in kept] == [None, None], "while the first is still under way"
+    finally:
+        gate.set()
+        gc.enable()
+    await first

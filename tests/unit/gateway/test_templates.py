@@ -149,3 +149,11 @@ def test_what_indents_add_to_json_counts(monkeypatch: pytest.MonkeyPatch) -> Non
         template = ChatTemplate("{{ value | tojson(indent=indent) }}", {})
         with pytest.raises(TemplateRefused) if is_refused else nullcontext():
             template.render([], extra={"value": value, "indent": indent})
+
+
+def test_json_takes_no_longer_than_a_template_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ value | tojson(indent=1) }}", {})
+    assert template.render([], extra={"value": [1]})
+    monkeypatch.setattr(templates, "RENDER_S_MAX", -1.0)
+    with pytest.raises(TemplateRefused):
+        template.render([], extra={"value": [1]})

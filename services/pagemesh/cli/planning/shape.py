@@ -36,6 +36,8 @@ from pagemesh.runtime.model_types import StoredType
 from pagemesh.runtime.yarn import stretched_tokens
 from pagemesh.wire.errors import ConfigError, shown_name
 
+LAYER_COUNT_MAX = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -90,6 +92,8 @@ def read_shape(config: Config, where: str) -> ModelShape:
     _refuse_encoders(whole, config, where)
     _refuse_other_forms(config, where)
     layers = number(config, LAYERS, where)
+    if layers > LAYER_COUNT_MAX:
+        raise ConfigError(f"{where}: has {layers:,} layers; up to {LAYER_COUNT_MAX:,} are planned")
     heads = number(config, HEADS, where)
     kv_heads = _kv_heads(config, family, heads, where)
     if heads % kv_heads:

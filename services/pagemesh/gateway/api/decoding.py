@@ -30,9 +30,6 @@ _NOT_YET = frozenset({
 })  # fmt: skip
 """Parameters of other servers that change the answer."""
 
-_FOR_TEMPLATES = frozenset({"chat_template_kwargs"})
-"""To a template, null is a value."""
-
 _SAID = {
     "int": "an integer",
     "float": "a number",
@@ -68,18 +65,23 @@ def _decode(body: bytes, kind: type[S]) -> S:
         return msgspec.convert(_without_nulls(msgspec.json.decode(body)), kind)
 
 
-def _without_nulls(value: Any) -> Any:
-    """``value`` without what is null in it. A parameter that is null asks for nothing, so it need
-    not be known: some SDKs send all that they have."""
-    if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: one if key in _FOR_TEMPLATES else _without_nulls(one)
-        for key, one in value.items()
-        if one is not None
-    }
+def _without_nulls(body: Any) -> Any:
+    """``body`` without parameters that are null, its own and those of its options and messages. One
+    that is null asks for nothing, so it need not be known: some SDKs send all that they have."""
+    given = _given(body)
+    if not isinstance(given, dict):
+        return given
+    if "stream_options" in given:
+        given["stream_options"] = _given(given["stream_options"])
+    if isinstance(messages := given.get("messages"), list):
+        given["messages"] = [_given(message) for message in messages]
+    return given
+
+
+def _given(fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        return fields
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _not_utf8(body: bytes) -> str:

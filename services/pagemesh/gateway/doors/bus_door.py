@@ -273,8 +273,6 @@ class BusDoor:
         subject = subjects.gateways_of(model)
         try:
             taken = await self._bus.request(subject, data, timeout_ms=_HAND_ON_MS, headers=headers)
-            if taken.data and isinstance(answer := codec.decode(taken.data), Refused):
-                raise answer.error()
         except Absent:
             return False
         except DeadlineExceeded:
@@ -282,6 +280,11 @@ class BusDoor:
         except Malformed:
             text = "the body is too large to be handed on to a gateway of another model"
             raise ApiError(413, text, code="body_too_large") from None
+        except Fault as fault:
+            raise from_fault(fault) from None
+        try:
+            if taken.data and isinstance(answer := codec.decode(taken.data), Refused):
+                raise answer.error()
         except Fault as fault:
             raise from_fault(fault) from None
         return True

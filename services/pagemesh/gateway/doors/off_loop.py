@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 THREAD_BYTES_MIN = 16 << 10
 """Longer texts are processed on a thread, so that other requests are not held up."""
@@ -15,48 +15,54 @@ LARGE_BYTES_MIN = 1 << 20
 T = TypeVar("T")
 
 
+class _Job(NamedTuple):
+    future: Future[Any]
+    work: list[Callable[[], Any]]
+    """One, or none once the future is done: the body it is for is not kept for a cancelled job."""
+
+
 class Turns:
-    """Does works one after the other on a thread of its own; owners take turns."""
+    """Does jobs one after the other on a thread of its own; owners take turns."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = (
-            OrderedDict()
-        )
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
         """By owner; the first has the next turn."""
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
-        """A work that is cancelled before its turn is left out."""
-        future = Future[T]()
+        """A job that is cancelled before its turn is left out."""
+        future, held = Future[T](), [work]
+        future.add_done_callback(lambda _: held.clear())
         with self._lock:
-            self._waiting.setdefault(owner, deque()).append((future, work))
+            self._waiting.setdefault(owner, deque()).append(_Job(future, held))
         self._thread.submit(self._run_next)
         return future
 
     def _run_next(self) -> None:
-        """Called once for each work; not at all necessarily for the one that was submitted."""
-        taken = self._take()
-        if taken is None:
+        """Called once for each job, but whichever has its turn is done."""
+        job = self._take()
+        if job is None:
             return
-        future, work = taken
         try:
-            future.set_result(work())
+            job.future.set_result(job.work.pop()())
         except BaseException as error:
-            future.set_exception(error)
+            job.future.set_exception(error)
+        finally:
+            del job  # or the error would keep it, by its traceback, and itself
 
-    def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """The next work that is wanted; its owner goes to the end."""
+    def _take(self) -> _Job | None:
+        """The next job that is wanted; its owner goes to the end."""
         with self._lock:
             while self._waiting:
-                owner, works = self._waiting.popitem(last=False)
-                while works:
-                    future, work = works.popleft()
-                    if not future.set_running_or_notify_cancel():
+                owner, jobs = self._waiting.popitem(last=False)
+                while jobs:
+                    job = jobs.popleft()
+                    if not job.future.set_running_or_notify_cancel():
                         continue
-                    if works:
-                        self._waiting[owner] = works
-                    return future, work
+                    if jobs:
+                        self._waiting[owner] = jobs
+                    return job
         return None
 
 

@@ -57,6 +57,10 @@ class _Budget(threading.local):
         if self.turns > TURNS_MAX or time.monotonic() > self.until:
             raise SecurityError("the chat template loops too often")
 
+    def check_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise SecurityError("the chat template takes too long")
+
     def charge(self, characters: int) -> None:
         self.characters += characters
         if self.characters > CHARACTERS_MAX:
@@ -190,15 +194,20 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As ``transformers`` has it. Deep nesting with an indent takes far more than it holds."""
-    if isinstance(indent, int) and indent > _INDENT_MAX:
+    """As ``transformers`` has it."""
+    if isinstance(indent, int) and indent > _INDENT_MAX:  # made as a text before it is charged
         raise SecurityError(f"the chat template indents by more than {_INDENT_MAX}")
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if indent is None:
+        text = encoder.encode(value)
+        _budget.charge(len(text))
+        return text
     parts: list[str] = []
-    for part in encoder.iterencode(value):
+    for part in encoder.iterencode(value):  # deep nesting makes far more of it than there is
         _budget.charge(len(part))
+        _budget.check_time()
         parts.append(part)
     return "".join(parts)
 

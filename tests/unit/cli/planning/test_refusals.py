@@ -33,6 +33,7 @@ from pagemesh.wire.errors import ConfigError
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
         ({"num_hidden_layers": "six"}, "num_hidden_layers is 'six'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is '0'"),
+        ({"num_hidden_layers": (1 << 16) + 1}, "has 65,537 layers; up to 65,536"),
         ({"num_hidden_layers": True}, "num_hidden_layers is 'True'"),
         ({"hidden_size": 66}, "66 is no multiple of 4"),
         ({"layer_types": ["full_attention"] * 5}, "names 5 of 6 layers"),
