@@ -84,9 +84,9 @@ async def _looks(mesh: Mesh) -> tuple[Looks, Unheard]:
         try:
             return await _look(mesh, host, silent_before)
         except Fault as error:
-            names = _pagers_of(mesh, host)
-            several = Stale(f"{two_pagers(names)}; next: {ONE_PAGER}")
-            unheard[host] = several if len(names) > 1 else error
+            unheard[host] = error
+            if len(names := _pagers_of(mesh, host)) > 1:  # whose reports do not fit together
+                unheard[host] = Stale(f"{two_pagers(names)}; next: {ONE_PAGER}")
             return None
 
     first = [await look(host) for host in dict.fromkeys(pager.host for pager in mesh.pagers)]

@@ -104,9 +104,9 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
     architecture = refuse_unsupported(source, where)
     if obstacle := lean_obstacle(source, architecture):
         raise LeanObstacleError(f"{where}: the lean forward pass cannot run this: {obstacle}")
-    kind = getattr(source, "model_type", "")
-    if kind != architecture.removesuffix("ForCausalLM").lower():
-        raise not_its_own(where, architecture, f"its model_type is {kind!r}")
+    model_type = getattr(source, "model_type", "")
+    if model_type != architecture.removesuffix("ForCausalLM").lower():
+        raise not_its_own(where, architecture, f"its model_type is {model_type!r}")
     try:
         config = _described(source, architecture, where)
     except AttributeError as error:

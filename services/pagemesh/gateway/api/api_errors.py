@@ -74,7 +74,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.code == _TOO_LATE:  # SDKs ask again after any 5xx, for twice as much work in vain
+        if self.code == _TOO_LATE:  # SDKs repeat what gets a 5xx; this would most likely fail again
             return {"x-should-retry": "false"}
         if not self.retry_after_ms:
             return {}

@@ -130,8 +130,8 @@ class Front:
         """Raises ``ApiError``."""
         arrival_us = self.gateway.clock.now_us()
         with ends_counted(caller.door, chat=chat):
-            work, size_min = partial(self._parsed, body, chat), PARSE_BYTES_MIN
-            ask = await off_loop(len(body), work, owner=caller.tenant, thread_bytes_min=size_min)
+            work = partial(self._parsed, body, chat)
+            ask = await off_loop(len(body), work, owner=caller.tenant, bytes_min=PARSE_BYTES_MIN)
         return Parsed(ask, arrival_us, len(body))
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:

@@ -74,12 +74,12 @@ async def off_loop(
     work: Callable[[], T],
     *,
     owner: str = "",
-    thread_bytes_min: int = THREAD_BYTES_MIN,
+    bytes_min: int = THREAD_BYTES_MIN,
 ) -> T:
     """``work()``, on a thread when its input is long. Inputs of megabytes wait for one thread of
     their own: eight of them kept all other threads busy, and so delayed all long bodies, for a
     minute. There the owners (tenants) take turns."""
-    if size_bytes < thread_bytes_min:
+    if size_bytes < bytes_min:
         return work()
     if size_bytes < LARGE_BYTES_MIN:
         return await asyncio.to_thread(work)
