@@ -116,33 +116,34 @@ def test_offsets_point_into_the_text_where_characters_are_several_tokens() -> No
     assert b"".join(raws).decode(errors="replace")[3:5] == "\ufffdc"
 
 
-def test_offsets_of_a_prompt_are_those_in_the_text_that_was_given() -> None:
-    """Some tokens the tokenizer puts there itself, others the text writes out."""
-    vocab = [(b"<s>", True), (b" Hi", False), (b" yo", False), (b"\xc3", False), (b"\xa9", False)]
+def offsets_in(text: str, vocab: list[tuple[bytes, bool]], tokens: list[int]) -> list[int]:
+    """Of an echoed prompt's ``tokens``; ``vocab`` has their bytes, and which are special."""
 
     def known(token: int) -> Written:
         raw, is_special = vocab[token]
         return Written.of(raw, is_special=is_special)
 
+    scores = TextScores(known, echo=Echo(text))
+    scores.add_unscored(tokens)
+    offsets: list[int] = json.loads(bytes(scores.json()))["text_offset"]
+    return offsets
+
+
+def test_offsets_of_a_prompt_are_those_in_the_text_that_was_given() -> None:
+    """Some tokens the tokenizer puts there itself, others the text writes out."""
+    vocab = [(b"<s>", True), (b" Hi", False), (b" yo", False), (b"\xc3", False), (b"\xa9", False)]
     for text, tokens, expected in (
         ("Hi yo", [0, 1, 2], [0, 0, 2]),
         (" Hi yo", [0, 1, 2], [0, 0, 3]),
         ("<s> Hi<s> yo", [0, 1, 0, 2], [0, 3, 6, 9]),
         ("Hi\u00e9 yo", [0, 1, 3, 4, 2, 0], [0, 0, 2, 2, 3, 6]),
     ):
-        scores = TextScores(known, echo=Echo(text))
-        scores.add_unscored(tokens)
-        assert json.loads(bytes(scores.json()))["text_offset"] == expected, text
+        assert offsets_in(text, vocab, tokens) == expected, text
 
 
 def test_offsets_know_the_blank_before_each_stretch_of_a_prompt() -> None:
     """SentencePiece puts one before the first word, and before what follows a special token."""
     vocab = [(b"</s>", True), (b" ", False), (b"  ", False), (b"a", False), (b" a", False)]
-
-    def known(token: int) -> Written:
-        raw, is_special = vocab[token]
-        return Written.of(raw, is_special=is_special)
-
     for text, tokens, expected in (
         ("aa", [1, 3, 3], [0, 0, 1]),
         (" a", [2, 3], [0, 1]),
@@ -152,9 +153,7 @@ def test_offsets_know_the_blank_before_each_stretch_of_a_prompt() -> None:
         (" a</s> a", [2, 3, 0, 2, 3], [0, 1, 2, 6, 7]),
         ("a  a", [4, 1, 4], [0, 1, 2]),
     ):
-        scores = TextScores(known, echo=Echo(text))
-        scores.add_unscored(tokens)
-        assert json.loads(bytes(scores.json()))["text_offset"] == expected, text
+        assert offsets_in(text, vocab, tokens) == expected, text
 
 
 def test_a_special_token_takes_room_where_the_text_shows_it() -> None:
