@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagemesh.gateway.api.api_errors import ApiError, bad, missing, unsupported
+from pagemesh.gateway.api.api_errors import ApiError, bad, missing
 from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -22,13 +22,6 @@ _ELSEWHERE: dict[type, dict[str, str]] = {
     ChatBody: {"prompt": "; it is a parameter of completions"},
 }
 """By type of body: parameters that belong to another endpoint, and which one takes them."""
-
-_NOT_YET = frozenset({
-    "allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "prompt_logprobs", "return_tokens_as_token_ids", "structured_outputs",
-    "truncate_prompt_tokens",
-})  # fmt: skip
-"""Parameters of other servers that change the answer."""
 
 _SAID = {
     "int": "an integer",
@@ -102,8 +95,6 @@ def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
         param = f"{param}.{field.group(1)}" if param else field.group(1)
         if "unknown field" in text:
             name = param[:_BRIEF_MAX]
-            if name in _NOT_YET:
-                return unsupported(name)
             message = f"unknown parameter: {name}{elsewhere.get(name, '')}"
             return ApiError(400, message, name, "unknown_parameter")
         return missing(param)

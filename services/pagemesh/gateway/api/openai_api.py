@@ -17,6 +17,7 @@ from pagemesh.gateway.api.beams import beams_of
 from pagemesh.gateway.api.decoding import decode
 from pagemesh.gateway.api.openai_types import (
     LOGIT_BIASES_MAX,
+    NOT_YET,
     ChatBody,
     ChatMessage,
     Common,
@@ -267,6 +268,9 @@ def _ask(
     logprobs: int | None,
     echo: bool = False,
 ) -> Ask:
+    for name in NOT_YET:
+        if getattr(form, name) is not None:
+            raise unsupported(name)
     beams = beams_of(form, scores_prompt=echo and logprobs is not None)
     own = defaults if beams is None else OPENAI  # a search draws nothing
     n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)

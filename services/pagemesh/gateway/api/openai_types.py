@@ -102,6 +102,25 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: _Inert = None
     store: _Inert = None
 
+    # Other servers', which change the answer: refused by name (``NOT_YET``).
+    allowed_token_ids: _Inert = None
+    bad_words: _Inert = None
+    guided_choice: _Inert = None
+    guided_grammar: _Inert = None
+    guided_json: _Inert = None
+    guided_regex: _Inert = None
+    prompt_logprobs: _Inert = None
+    return_tokens_as_token_ids: _Inert = None
+    structured_outputs: _Inert = None
+    truncate_prompt_tokens: _Inert = None
+
+
+NOT_YET = (
+    "allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "prompt_logprobs", "return_tokens_as_token_ids", "structured_outputs",
+    "truncate_prompt_tokens",
+)  # fmt: skip
+
 
 class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/completions``."""
