@@ -112,6 +112,7 @@ async def _serve(
         async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as opened:
             serving = group.create_task(actor.run(), name="pager-actor")
             ticks.start()  # whether or not there is a NATS server
+            opened.callback(ticks.stop)
             await claim.make(stop)
             await opened.enter_async_context(door.open())
             subscriptions = [
@@ -128,7 +129,6 @@ async def _serve(
                 await bus.unsubscribe(subscription)
             actor.stop(PutAwayDue() if settings.disk is not None else None)
             await serving
-            ticks.stop()
             for task in (announcing, claiming):
                 task.cancel()
         claim.check()
