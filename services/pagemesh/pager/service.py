@@ -115,9 +115,9 @@ async def _serve(
             opened.callback(ticks.stop)
             await claim.make(stop)
             await opened.enter_async_context(door.open())
-            subscriptions = [
+            subscriptions = [  # reports first: who is answered by the pager may ask for one at once
                 await bus.subscribe(subject(settings.host), admit)
-                for subject in (subjects.pager, subjects.pager_report)
+                for subject in (subjects.pager_report, subjects.pager)
             ]
             announcing = group.create_task(presence.run(), name="pager-presence")
             claiming = group.create_task(claim.keep(stop), name="pager-claim")
