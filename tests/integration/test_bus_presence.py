@@ -145,6 +145,20 @@ async def test_a_server_that_was_away_makes_nobody_lost(nats_server: NatsServer)
         assert kinds(changes, "w") == ["Joined"]
 
 
+async def test_who_stood_still_counts_nobody_as_lost_who_announced_itself_meanwhile(
+    nats_server: NatsServer,
+) -> None:
+    changes: list[Change] = []
+    async with (
+        present(nats_server, "gateway", "gw", 1, changes),
+        present(nats_server, "decode", "w1", 2, []),
+    ):
+        await until(lambda: kinds(changes, "w1") == ["Joined"])
+        asyncio.get_running_loop().call_soon(time.sleep, 1.5)
+        await asyncio.sleep(2.0)
+        assert kinds(changes, "w1") == ["Joined"]
+
+
 async def test_garbage_on_the_presence_subject_changes_nothing(nats_server: NatsServer) -> None:
     changes: list[Change] = []
     async with (

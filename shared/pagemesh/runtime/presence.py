@@ -25,6 +25,11 @@ _ANNOUNCED_MAX = 256
 """Decoded announcements that are cached by their bytes."""
 _WAKE_MS_MIN = 25
 """At most one announcement in this time, however many services ask."""
+_LOOK_MS = 500
+"""How long before a service counts as silent it is first looked for."""
+_READ_MS = 100
+"""How long this process reads what came in while it stood still, before anybody counts as silent.
+"""
 
 
 class Presence:
@@ -32,7 +37,8 @@ class Presence:
     tells ``on_change`` (which only admits) which services joined, changed and were lost. A
     service without ``on_change`` only announces itself and does not listen to the others.
 
-    While the bus is down no service counts as silent: it is this one that hears nothing.
+    While the bus is down no service counts as silent: it is this one that hears nothing. Nor does
+    one whose announcements it has yet to read, because it stood still for a while.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Presence:
         self._period_ms = period_ms
         self._lost_after_ms = lost_after_ms
         self._wanted = asyncio.Event()
+        self._looked_ms = clock.now_ms()
         bus.on_state(self._on_bus_state)
 
     def announce_soon(self) -> None:
@@ -109,16 +116,22 @@ class Presence:
         self._wanted.set()
 
     def _silent_in_ms(self) -> int:
-        """Milliseconds until a service may have to be counted as lost. One that is first heard
-        after this call cannot be lost sooner."""
-        silent_ms = self.directory.silent_ms
-        return self._lost_after_ms if silent_ms is None else silent_ms - self._clock.now_ms()
+        """Milliseconds until the next look for services that may have to be counted as lost. One
+        that is first heard after this call cannot be lost sooner."""
+        silent_ms, now_ms = self.directory.silent_ms, self._clock.now_ms()
+        left_ms = self._lost_after_ms if silent_ms is None else silent_ms - now_ms
+        if left_ms > _LOOK_MS:
+            return left_ms - _LOOK_MS
+        return left_ms if left_ms > 0 else _READ_MS
 
     def _expire(self) -> None:
         now_ms = self._clock.now_ms()
+        may_have_stood_still = now_ms - self._looked_ms > 2 * _LOOK_MS
+        self._looked_ms = now_ms
         if self._bus.state is not BusState.CONNECTED:
             self.directory.forgive(now_ms)
-        self._tell(self.directory.expire(now_ms))
+        if not may_have_stood_still:
+            self._tell(self.directory.expire(now_ms))
 
     def _tell(self, changes: list[Change]) -> None:
         if self._on_change is not None:
