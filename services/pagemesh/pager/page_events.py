@@ -90,16 +90,19 @@ class PageEvents:
 
     def snapshot(self, first: int) -> PagesSnapshot:
         """A part of the cached keys as they are now. Call ``take`` first, so that no change
-        waits."""
-        keys = self._keys[self._cached]
-        part = keys[first : first + SNAPSHOT_KEYS_MAX]
+        waits. Each page has its place, or pages that come and go between two parts would shift the
+        others from one part into another."""
+        cached = np.flatnonzero(self._cached)
+        end = int(cached[-1]) + 1 if len(cached) else 0
+        there = slice(first, min(first + SNAPSHOT_KEYS_MAX, end))
+        part = np.where(self._cached[there], self._keys[there], np.uint64(0))
         return PagesSnapshot(
             host=self._facts.host,
             epoch=self._facts.epoch,
             sequence=self.sequence,
             first=first,
             keys=part.astype("<u8").tobytes(),
-            more=first + len(part) < len(keys),
+            more=first + len(part) < end,
         )
 
     def _stored(self, command: PagesStored) -> None:

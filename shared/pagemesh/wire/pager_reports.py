@@ -149,14 +149,15 @@ class PagesChanged(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @registered("pager.snapshot_wanted")
 class SnapshotWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask for every cached prefix id, from index ``first`` of the listing on."""
+    """Ask for every cached prefix id, from page ``first`` of the pool on."""
 
     first: Count = 0
 
 
 @registered("pager.pages_snapshot")
 class PagesSnapshot(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the listing as it was at ``sequence``; ``more``: other parts follow."""
+    """A part of the listing as it was at ``sequence``; ``more``: other parts follow. ``keys``: one
+    for each page from ``first`` on, 0 if it is not cached."""
 
     host: Name
     epoch: U64

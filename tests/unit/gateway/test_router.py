@@ -269,6 +269,35 @@ def test_a_page_removed_while_a_snapshot_comes_in_stays_removed() -> None:
     index.check()
 
 
+def test_an_event_between_two_parts_of_a_listing_counts_even_if_it_is_heard_after_the_second() -> (
+    None
+):
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    keys = KEYS.astype("<u8").tobytes()
+    first = PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys[:80], more=True)
+    assert index.snapshot(first) == 10
+    rest = PagesSnapshot(host="a", epoch=1, sequence=1, first=10, keys=keys[80:], more=False)
+    assert index.snapshot(rest) == 0
+    assert not index.changed(PagesChanged(host="a", epoch=1, sequence=1, removed=keys[40:48]))
+    assert leading(index) == 5
+
+
+def test_a_listing_is_begun_anew_if_an_event_was_missed_after_its_first_part() -> None:
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    keys = KEYS.astype("<u8").tobytes()
+    index.snapshot(PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys[:80], more=True))
+    assert index.changed(stored("a", 2, 1))
+    rest = PagesSnapshot(host="a", epoch=1, sequence=2, first=10, keys=keys[80:], more=False)
+    assert index.snapshot(rest) == 0
+    assert index.announced(epoch=1, sequence=2)
+    whole = PagesSnapshot(host="a", epoch=1, sequence=2, first=0, keys=keys[8:], more=False)
+    index.snapshot(whole)
+    assert len(index) == 19
+    index.check()
+
+
 def test_a_listing_that_is_older_than_the_events_heard_meanwhile_is_followed_by_the_next() -> None:
     index = PageIndex(keys_max=1_000)
     index.announced(epoch=1, sequence=0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from pagemesh.pager import page_events
 from pagemesh.pager.events import PagesDropped, PagesStored
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.page_events import PageEvents
@@ -64,6 +66,25 @@ def test_what_a_restart_finds_is_told_a_part_at_a_time_and_in_order() -> None:
     changed = events.take()
     assert changed is not None and listed(changed.removed) == keys_of(range(24))[20:]
     assert sorted(listed(events.snapshot(0).keys)) == sorted(keys_of(range(20)))
+
+
+def test_pages_that_leave_between_two_parts_of_a_listing_hide_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_events, "SNAPSHOT_KEYS_MAX", 8)
+    events = stream()
+    events.note(stored(Run(0, 20)))
+    events.work(PAGES)
+    found: list[int] = []
+    more, parts = True, 0
+    while more:
+        part = events.snapshot(len(found))
+        found += listed(part.keys)
+        more, parts = part.more, parts + 1
+        events.note(PagesDropped(Run(parts - 1, parts)))
+        events.work(PAGES)
+    assert parts == 3
+    assert [key for key in found if key] == keys_of(range(20))
 
 
 def test_what_a_sweep_frees_in_a_turn_is_told_in_that_turn() -> None:

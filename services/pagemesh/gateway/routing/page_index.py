@@ -41,7 +41,7 @@ class PageIndex:
         self._load_number = 0
         self._removed: set[int] = set()
         self._listed_count = 0
-        """Keys of the current snapshot that were received so far."""
+        """Pages of the current snapshot that were received so far."""
         self._epoch = 0
         self._sequence = 0
 
@@ -84,8 +84,9 @@ class PageIndex:
             self.unload()
             return 0
         keys = _ints(message.keys)
-        self._add([key for key in keys if key not in self._removed])
-        self._sequence = max(self._sequence, message.sequence)
+        self._add([key for key in keys if key and key not in self._removed])
+        if not message.first:  # of what changes between two parts, the events tell
+            self._sequence = max(self._sequence, message.sequence)
         self._listed_count += len(keys)
         if message.more and keys:
             return self._listed_count
@@ -122,10 +123,9 @@ class PageIndex:
     def _reload(self, epoch: int, sequence: int) -> None:
         if epoch != self._epoch:
             self._keys.clear()
-            self._listed_count = 0
         if self.state is not IndexState.LOADING:  # a snapshot that is on its way is good enough
             self._load_number += 1
-            self._listed_count = 0
+        self._listed_count = 0  # but not if parts of it came before: it is begun anew
         self._removed.clear()
         self._epoch, self._sequence = epoch, sequence
         self.state = IndexState.LOADING
