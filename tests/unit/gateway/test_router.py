@@ -156,6 +156,18 @@ def test_a_host_short_of_pages_is_used_last(router: Router) -> None:
     assert names(chosen(router, want())) == ("d-b", "")
 
 
+def test_a_host_without_a_pager_is_used_only_when_there_is_no_other(router: Router) -> None:
+    for host, waiting in (("a", 0), ("b", 1_000_000)):
+        router.announced(worker(f"d-{host}", "decode", host=host, waiting=waiting))
+        router.announced(pager(host))
+    assert names(chosen(router, want())) == ("d-a", "")
+    router.lost(Worker("pager-a", 1))
+    assert names(chosen(router, want())) == ("d-b", "")
+    assert names(chosen(router, want(avoid=frozenset({Worker("d-b", 1)})))) == ("d-a", "")
+    router.lost(Worker("pager-b", 1))
+    assert names(chosen(router, want())) == ("d-a", "")
+
+
 def test_an_avoided_worker_is_used_only_when_there_is_no_other(router: Router) -> None:
     router.announced(worker("x", "decode"))
     avoid = frozenset({Worker("x", 1)})

@@ -26,6 +26,8 @@ from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds
 _KEYED_PAGES_MAX = 4_096
 """Pages of a prompt that are looked up; more would block the event loop for milliseconds."""
 _AVOIDED = 1e12
+_NO_PAGER_TOKENS = 10**9
+"""What waiting for a pager that is gone may cost: more than any queue where there is one."""
 _RUNNING_COST_TOKENS = 32
 """How much a running sequence slows a new one down, in prompt tokens: a rough exchange rate."""
 
@@ -335,7 +337,7 @@ class Router:
     ) -> int:
         """What waiting for pages may cost: the tokens that do not fit right now."""
         if host is None or host.pager is None:
-            return 0
+            return _NO_PAGER_TOKENS
         grown = want.choice_count * want.growth_tokens + len(want.tokens) - cached
         return max(0, grown - host.free_pages * facts.page_size)
 
