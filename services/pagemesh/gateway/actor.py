@@ -22,6 +22,7 @@ from pagemesh.gateway.calls.orphans import Orphans
 from pagemesh.gateway.calls.prepare import too_narrow
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import ABORT_TIMEOUT_MS, Life, Surroundings
+from pagemesh.gateway.namesakes import warn_of_namesakes
 from pagemesh.gateway.routing.returning import Returning
 from pagemesh.gateway.routing.router import Router, RouterLimits
 from pagemesh.gateway.two_pagers import TwoPagers
@@ -29,7 +30,7 @@ from pagemesh.runtime import rpc
 from pagemesh.runtime.actor import Actor, Behaviour
 from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.clock import MonotonicClock
-from pagemesh.runtime.directory import Change, Joined, Lost
+from pagemesh.runtime.directory import Change, Doubled, Joined, Lost
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.wire import codec, subjects
@@ -252,6 +253,8 @@ class GatewayActor:
 
     def presence_changed(self, change: Change) -> None:
         """Take note of a service that came, changed or left."""
+        if isinstance(change, Doubled):
+            return warn_of_namesakes(change)
         announce = change.announce
         who = Worker(announce.name, announce.incarnation)
         is_worker = announce.role in ("prefill", "decode")

@@ -21,6 +21,7 @@ from pagemesh.wire.presence import PRESENCE_LOST_MS, Announce, Role
 MEMBER_COUNT_MAX = 4_096
 _GONE_COUNT_MAX = 4_096
 _REPLACED_COUNT_MAX = 8
+_DOUBLED_PERIOD_MS = 60_000
 _ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -47,7 +48,16 @@ class Lost:
     reason: Literal["silent", "left", "replaced"]
 
 
-Change = Joined | Changed | Lost
+@dataclass(frozen=True, slots=True)
+class Doubled:
+    """``other`` lives on, although ``announce`` has replaced it: two services share a name. Told
+    now and then."""
+
+    announce: Announce
+    other: Announce
+
+
+Change = Joined | Changed | Lost | Doubled
 
 
 @dataclass(slots=True)
@@ -56,6 +66,8 @@ class _Member:
     heard_ms: int
     replaced: tuple[int, ...] = ()
     """Earlier incarnations that are not believed because of this one."""
+    doubled_due_ms: int = 0
+    """When one of those is worth telling of if it is heard. Late messages come sooner."""
     doubted: bool = False
 
 
@@ -69,10 +81,10 @@ class Directory:
 
     def hear(self, announce: Announce, now_ms: int) -> list[Change]:
         """Take an announcement in; returns what it changed, in order."""
-        if announce.incarnation in self._gone:
-            return []
         key = (announce.role, announce.name)
         known = self._members.get(key)
+        if announce.incarnation in self._gone:
+            return self._lives_on(known, announce, now_ms)
         if announce.state == "leaving":
             self._gone.append(announce.incarnation)
             if known is None or known.announce.incarnation != announce.incarnation:
@@ -90,13 +102,23 @@ class Directory:
         if known is None:
             if len(self._members) >= MEMBER_COUNT_MAX:
                 return changes
-            self._members[key] = _Member(announce, now_ms, replaced)
+            due_ms = now_ms + self._lost_after_ms
+            self._members[key] = _Member(announce, now_ms, replaced, doubled_due_ms=due_ms)
             return [*changes, Joined(announce)]
         if known.doubted or known.announce != announce:
             changes.append(Changed(announce))
         known.announce, known.doubted = announce, False
         known.heard_ms = now_ms
         return changes
+
+    def _lives_on(self, known: _Member | None, other: Announce, now_ms: int) -> list[Change]:
+        """What is to be told of ``other``, an incarnation that is not believed."""
+        if known is None or other.incarnation not in known.replaced:
+            return []
+        if other.state in ("draining", "leaving") or now_ms <= known.doubled_due_ms:
+            return []
+        known.doubled_due_ms = now_ms + _DOUBLED_PERIOD_MS
+        return [Doubled(known.announce, other)]
 
     def doubt(self, name: str, incarnation: int) -> None:
         """The caller found this incarnation absent, or gave it something to do: its next

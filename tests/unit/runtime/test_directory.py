@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemesh.runtime.directory import Changed, Directory, Joined, Lost
+from pagemesh.runtime.directory import Changed, Directory, Doubled, Joined, Lost
 from pagemesh.wire.presence import Announce, Load, Role, State
 
 
@@ -44,6 +44,22 @@ def test_silence_is_loss_after_the_limit_and_not_at_it() -> None:
     assert directory.expire(100) == []
     assert directory.expire(101) == [Lost(announce(), "silent")]
     assert directory.expire(102) == []
+
+
+def test_who_lives_on_beside_a_successor_is_told_of_now_and_then() -> None:
+    directory = Directory(lost_after_ms=100)
+    one, other = announce(incarnation=1), announce(incarnation=2)
+    directory.hear(one, 0)
+    directory.hear(other, 10)
+    assert directory.hear(one, 110) == []  # it may be late
+    assert directory.hear(announce(incarnation=1, state="draining"), 111) == []
+    assert directory.hear(announce(incarnation=3), 111) != []
+    assert directory.hear(one, 211) == []
+    last = announce(incarnation=3)
+    assert directory.hear(other, 212) == [Doubled(last, other)]
+    assert directory.hear(one, 213) == []
+    assert directory.hear(one, 60_213) == [Doubled(last, one)]
+    directory.check()
 
 
 def test_a_repeat_is_a_sign_of_life() -> None:

@@ -1,0 +1,24 @@
+"""A gateway warns of two services of one name."""
+
+from __future__ import annotations
+
+from msgspec import structs
+from structlog.testing import capture_logs
+from tests.unit.gateway.routes import worker
+
+from pagemesh.gateway.namesakes import warn_of_namesakes
+from pagemesh.runtime.directory import Directory, Doubled
+from pagemesh.wire.presence import PRESENCE_LOST_MS
+
+
+def test_two_services_of_one_name_are_named_with_their_hosts() -> None:
+    directory = Directory()
+    one = worker("d", "decode", host="a")
+    directory.hear(one, 0)
+    directory.hear(structs.replace(one, host="b", incarnation=2), 1)
+    with capture_logs() as logs:
+        for change in directory.hear(one, PRESENCE_LOST_MS + 2):
+            assert isinstance(change, Doubled)
+            warn_of_namesakes(change)
+    told = [(line["event"], line["role"], line["both"], line["hosts"]) for line in logs]
+    assert told == [("gateway.two_of_a_name", "decode", "d", ["a", "b"])]
