@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued
+from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker, code_of, fill_of, is_queued
 
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Offered
@@ -16,6 +16,17 @@ def test_a_ticket_stands_no_longer_than_tickets_may(rig: Rig, worker: Worker) ->
     assert isinstance(offered, Offered) and offered.handle.ttl_ms == LIMITS.ticket_ttl_ms_max
     rig.tick(LIMITS.ticket_ttl_ms_max)
     assert not rig.core.books.tickets and rig.core.books.pool.idle == 2
+
+
+def test_a_closed_ticket_keeps_neither_the_tree_of_its_lease_nor_its_tenants_account(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.offered(worker.granted(1, range(8)), fill_of(range(8)), "a" * 32)
+    tree = rig.core.books.forest.trees[ROOT]
+    assert rig.core.books.tickets["a" * 32].lease.tree is tree
+    worker.cancel("a" * 32)
+    kept = rig.core.books.closed["a" * 32].lease
+    assert kept.tree is not tree and kept.anchor is not tree.root
 
 
 def test_a_fork_takes_no_pages_while_somebody_older_waits_for_them(

@@ -18,6 +18,7 @@ from pagemesh.pager.leases.states import (
     TicketState,
 )
 from pagemesh.pager.pages.runs import (
+    NO_PAGES,
     Pages,
     follows,
     join,
@@ -39,6 +40,8 @@ NO_WATERFALL: Final = Waterfall()
 _HELD: Final = LeaseState.HELD
 _OFFERED: Final = TicketState.OFFERED
 _OPEN: Final = SessionState.OPEN
+_NO_TREE: Final = Tree(0, b"", Node(None, b"", NO_PAGES))
+"""That of ended leases."""
 
 S = TypeVar("S", LeaseState, TicketState, SessionState)
 
@@ -234,8 +237,9 @@ class Lease:
 
     def forget(self) -> None:
         """Drop all references once the lease has ended: a closed ticket, and with it the lease,
-        is remembered for long."""
-        self.anchor, self.writable, self.copies = self.tree.root, [], []
+        is remembered for long. Its tree would keep its tenant's account, with the policy's
+        statistics, long after both are forgotten."""
+        self.tree, self.anchor, self.writable, self.copies = _NO_TREE, _NO_TREE.root, [], []
         self.extents, self.page_count, self.tokens, self.copied = b"", 0, b"", ()
 
 
