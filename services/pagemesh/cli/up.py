@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from pagemesh.cli.mesh.children import OWN_ERROR, STARTED, ChildLimits
+from pagemesh.cli.mesh.children import OWN_ERROR, STARTED, ChildLimits, wait_without_threads
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services
 from pagemesh.cli.mesh.readiness import Members, become_ready, tell_of_returns
@@ -110,6 +110,7 @@ def up(**arguments: Any) -> int:
     """Start the whole mesh on this machine and print its URL."""
     check_variables()
     screen = Screen()
+    wait_without_threads()
     return asyncio.run(run_mesh(plan(os.environ, given_flags(arguments), screen), screen))
 
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,15 @@ class ChildLimits:
     watch: WatchLimits
 
 
+def wait_without_threads() -> None:
+    """Wait for children by descriptors, as Python does by itself from 3.12 on. A thread for each
+    fails, once its child runs, where no more threads may be started."""
+    if sys.version_info < (3, 12):
+        with contextlib.suppress(OSError):  # Linux before 5.3
+            os.close(os.pidfd_open(os.getpid()))
+            asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+
+
 Failure = Callable[[PagemeshError], None]
 Line = Callable[[str, str], None]
 Changed = Callable[[str, str], None]
@@ -99,6 +109,8 @@ class Child:
         self._tending: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES_MAX)
+        self._killed_here = self._was_killed = False
+        """Whether its last life ended by a SIGKILL of ours, and by that of somebody else."""
 
     @property
     def pid(self) -> int | None:
@@ -129,6 +141,7 @@ class Child:
             except OSError as error:  # pipe or fork failed: out of resources for now
                 why = f"could not be started: {(error.strerror or str(error)).lower()}"
                 self._tail.append(why)
+            self._was_killed = code == -signal.SIGKILL and not self._killed_here
             if self._stopping.is_set():
                 return
             if code == EXIT_CONFIG and is_first:
@@ -182,6 +195,7 @@ class Child:
 
     async def _run_once(self) -> int:
         self._tail.clear()
+        self._killed_here = False
         spec = self.spec
         # If this fails, on a full disk for example, the child reports what is missing.
         with contextlib.suppress(OSError, ConfigError):
@@ -219,6 +233,7 @@ class Child:
         await pulse.stopped()
         seconds = pulse.patience_ms / 1_000
         self._on_change(self.spec.name, f"no sign of life for {seconds:g} s; killed")
+        self._killed_here = True
         self._signal(process, signal.SIGKILL)
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
@@ -239,11 +254,12 @@ class Child:
 
     def _give_up_text(self, decision: GiveUp) -> str:
         last = self._tail[-1] if self._tail else "nothing"
+        killed = ": killed (SIGKILL), as Linux does when memory runs out" * self._was_killed
         times = "once" if decision.exit_count == 1 else f"{decision.exit_count} times"
         within_s = decision.within_ms / 1_000
         return (
-            f"{self.spec.name} died {times} in {within_s:.0f} s and is given up; its last words: "
-            f"{last[:300]}"
+            f"{self.spec.name} died {times} in {within_s:.0f} s and is given up{killed}; "
+            f"its last words: {last[:300]}"
         )
 
     @staticmethod
