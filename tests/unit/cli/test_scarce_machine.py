@@ -38,4 +38,4 @@ def test_children_are_waited_for_without_a_thread_each() -> None:
     try:
         asyncio.run(waited_for())
     finally:
-        asyncio.set_child_watcher(None)
+        asyncio.set_child_watcher(asyncio.ThreadedChildWatcher())
