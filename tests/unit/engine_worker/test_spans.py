@@ -25,15 +25,17 @@ from pagemesh.runtime.bus.messages import Answering, Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import TRACEPARENT, TraceContext
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.messages import Message, Refused, SequenceKey
+from pagemesh.wire.messages import Message, Ok, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,
     Declare,
     Extend,
     Extended,
+    Fill,
     Granted,
     OpenSession,
     Queued,
+    Release,
     Waterfall,
 )
 from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
@@ -117,6 +119,23 @@ def test_choices_of_a_request_have_spans_of_their_own_under_their_caller(
     own = [one for one in found if one.parent_id == 9]
     assert len({one.span_id for one in own}) == 3
     assert {one.trace_id for one in found} == {1}
+
+
+def test_pages_that_a_step_still_uses_at_the_end_are_given_back_in_the_same_trace(
+    recorded: dict[str, dict[str, Any]],
+) -> None:
+    key = SequenceKey(request=REQUEST, attempt=1, choice=0)
+    fill = Fill(filled_tokens=0, first_token=0)
+    release = Release(key=key, worker="d", incarnation=1, lease=7, fill=fill)
+    made = SequenceSpans("decode", "d", life_count_max=10)
+    made.begin([key], TraceContext(1, 2, 0, sampled=True), 0)
+    made.end(key, replace(FACTS, finish="abort"), 10)
+    call = made.call(release, 20)
+    assert call is not None
+    assert (call.context.trace_id, call.context.parent_id) == (1, 2)
+    made.answered(call, Ok(), 30)
+    assert (recorded["release"]["start_us"], recorded["release"]["end_us"]) == (20, 30)
+    assert made.call(release, 40) is None, "once"
 
 
 def test_leases_are_declared_and_told_with_the_trace_of_whoever_is_sampled() -> None:

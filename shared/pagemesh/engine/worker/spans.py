@@ -94,6 +94,8 @@ class _Life:
     drafted: int = 0
     accepted: int = 0
     decode_us: int | None = None
+    released: bool = False
+    """Its pages were given back. A step that still uses them puts that off, past the end too."""
     waterfall: Waterfall = field(default_factory=Waterfall)
     events: list[SpanEvent] = field(default_factory=list)
 
@@ -110,6 +112,8 @@ class SequenceSpans:
         self._worker = worker
         self._lives: OrderedDict[SequenceKey, _Life] = OrderedDict()
         self._life_count_max = life_count_max
+        self._unreleased: OrderedDict[SequenceKey, TraceContext] = OrderedDict()
+        """Of sequences that ended amid a step: their pages are given back when it has ended."""
 
     def begin(self, keys: Iterable[SequenceKey], context: TraceContext, at_us: int) -> None:
         """Sequences were submitted or attached under ``context``, this hop's own span; those
@@ -153,9 +157,13 @@ class SequenceSpans:
     def call(self, message: Message, at_us: int) -> OpenCall | None:
         """A call is made. Its context is to be sent along; None: it is not traced."""
         name, key = _NAMES.get(type(message)), getattr(message, "key", None)
-        life = self._lives.get(key) if name is not None and key is not None else None
-        if life is None or name is None or key is None:
+        if name is None or key is None:
             return None
+        life = self._lives.get(key)
+        if life is None:
+            ended = self._unreleased.pop(key, None) if isinstance(message, Release) else None
+            return None if ended is None else OpenCall(name, key, ended.child(), at_us)
+        life.released = life.released or isinstance(message, Release)
         if not isinstance(message, Admit | Redeem):
             held = life.waiting.pop(name, None)
             return held or OpenCall(name, key, life.context.child(), at_us)
@@ -268,6 +276,10 @@ class SequenceSpans:
         life = self._lives.pop(key, None)
         if life is None:
             return
+        if facts.finish and not life.released:
+            self._unreleased[key] = life.context
+            while len(self._unreleased) > self._life_count_max:
+                self._unreleased.popitem(last=False)
         if life.asking is not None:
             life.asking.error = life.asking.error or "Cancelled"
             self._record(life.asking, at_us)
