@@ -137,13 +137,14 @@ class Measures:
 
     def _sample_waste(self, books: Books) -> None:
         pool = books.pool
-        _used_slots.set((pool.held + pool.pinned) * books.facts.page_size)
         _promised.set(books.promises.page_count)
         _timed.set(len(books.forest.lifetimes))
         if books.now_ms < self._waste_due_ms:
             return
         self._waste_due_ms = books.now_ms + _WASTE_MS
         _own_bytes.set(own_bytes())
+        # Shares of the used slots are asked for, so both are read at one moment.
+        _used_slots.set((pool.held + pool.pinned) * books.facts.page_size)
         waste = books.waste
         _wasted.labels("internal").set(waste.internal_slots)
         _wasted.labels("reservation").set(waste.reservation_slots)

@@ -97,6 +97,20 @@ def test_pages_that_are_cached_and_idle_are_no_used_slots(rig: Rig, worker: Work
     assert value("used_slots") == 12
 
 
+def test_empty_slots_are_read_at_the_same_moment_as_the_slots_in_use(
+    rig: Rig, worker: Worker
+) -> None:
+    measures = Measures()
+    lease = worker.granted(1, range(12))
+    measures.sample(rig.core.books)
+    worker.release(lease)
+    for after_ms, shown in ((0, 12), (PERIOD_MS, 12), (PERIOD_MS, 12), (PERIOD_MS, 0)):
+        rig.tick(after_ms)
+        measures.sample(rig.core.books)
+        wasted = sum(value("wasted_slots", kind=kind) for kind in ("internal", "reservation"))
+        assert (wasted, value("used_slots")) == (shown, shown)
+
+
 def test_who_waits_for_room_and_who_waits_for_its_tenant_are_shown_apart(
     rig: Rig, worker: Worker
 ) -> None:
