@@ -12,6 +12,7 @@ _OF_WORKERS: Mapping[str, str] = {
     "--block-size": "--page-size",
     "--max-model-len": "none: the model's context, or what the pool holds",
     "--enable-prefix-caching": "none: always on",
+    "--tensor-parallel-size": "none: a model runs on one device",
     "-t": "--threads",
 }
 _OF_POOLS: Mapping[str, str] = {
