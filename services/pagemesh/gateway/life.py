@@ -17,6 +17,7 @@ from pagemesh.gateway import measures
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.outbox import Outbox
 from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime import rpc, semconv, trace
 from pagemesh.runtime.bus import Asked, Bus, BusState, Outgoing
@@ -38,56 +39,9 @@ from pagemesh.wire.errors import (
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.work_messages import Accepted
 
-OUTBOX_EVENTS_MAX = 4_096
-OUTBOX_CHARACTERS_MAX = 1 << 20
 _ABORT_TRIES_MAX = 3
 ABORT_TIMEOUT_MS = 1_000
 _log = get_logger(__name__)
-
-ForClient = ev.Deliver | ev.ChoiceEnded | ev.PromptScored | ev.Ended
-
-
-class Outbox:
-    """Events not yet sent to the client; one reader. The bounds do not apply while it waits, since
-    it had no chance to take anything: one turn may bring a beam search's whole answer."""
-
-    def __init__(
-        self,
-        *,
-        events_max: int = OUTBOX_EVENTS_MAX,
-        characters_max: int = OUTBOX_CHARACTERS_MAX,
-    ) -> None:
-        self._events_max = events_max
-        self._characters_max = characters_max
-        self._events: list[tuple[int, ForClient]] = []
-        self._characters = 0
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, prompt_index: int, event: ForClient) -> bool:
-        """False: the reader is too slow, and ``event`` was dropped. ``Ended`` is always taken."""
-        ended = isinstance(event, ev.Ended)
-        size = len(event.text) if isinstance(event, ev.Deliver) else 0
-        full = len(self._events) >= self._events_max
-        full = full or self._characters + size > self._characters_max
-        if full and not ended and self._reader is None:
-            return False
-        self._events.append((prompt_index, event))
-        self._characters += size
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-        return True
-
-    async def take(self) -> list[tuple[int, ForClient]]:
-        """Wait for at least one event, then take all there are, in order."""
-        while not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        taken, self._events = self._events, []
-        self._characters = 0
-        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +69,8 @@ class _Search:
     there. A span for each try would bury the rest of this trace, and other traces."""
 
     start_us: int
+    why: dict[str, str]
+    """Of a further attempt: what ended the one before, and the workers that are avoided for it."""
     tries: int = 0
     error: str = ""
     found: dict[str, str | int] | None = None
@@ -231,7 +187,8 @@ class Life:
 
     def _choose(self, command: ev.ChooseRoute) -> None:
         self._note_found()
-        self._search = search = self._search or _Search(self._around.clock.now_us())
+        search = self._search or _Search(self._around.clock.now_us(), _why_again(command))
+        self._search = search
         search.tries += 1
         self._recount()
         found = self._route(command)
@@ -263,6 +220,7 @@ class Life:
         attributes = {
             semconv.PAGEMESH_REQUEST: self.core.spec.request,
             "pagemesh.route.tries": search.tries,
+            **search.why,
             **(search.found or {}),
         }
         record_span(
@@ -387,6 +345,13 @@ class Life:
             except Fault:
                 with contextlib.suppress(Disconnected):
                     await self._around.bus.wait_connected(timeout_ms=ABORT_TIMEOUT_MS)
+
+
+def _why_again(command: ev.ChooseRoute) -> dict[str, str]:
+    if not command.after:
+        return {}
+    avoided = sorted(worker.name for worker in command.avoid)
+    return {"pagemesh.route.after": command.after, "pagemesh.route.avoided": ", ".join(avoided)}
 
 
 def _ask_pages(command: ev.SendSubmit) -> Outgoing | None:

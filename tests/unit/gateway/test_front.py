@@ -22,7 +22,8 @@ from pagemesh.gateway.calls.prepare import carried_tokens
 from pagemesh.gateway.doors.front import Call, Caller, Front, Understood
 from pagemesh.gateway.doors.next_turn import NextTurn
 from pagemesh.gateway.doors.tenants import ANYBODY, Tenants
-from pagemesh.gateway.life import Life, Outbox
+from pagemesh.gateway.life import Life
+from pagemesh.gateway.outbox import Outbox
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import new_trace

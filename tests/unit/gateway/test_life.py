@@ -19,12 +19,12 @@ from tests.unit.gateway.support import (
     spec,
 )
 
-from pagemesh.gateway import life as life_module
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.choice import TextPiece
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits
-from pagemesh.gateway.life import Life, Outbox, Surroundings
+from pagemesh.gateway.life import Life, Surroundings
+from pagemesh.gateway.outbox import Outbox
 from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime import rpc
 from pagemesh.runtime.bus import Asked, Bus, BusState, Outgoing
@@ -179,30 +179,6 @@ class LateWay(OneWay):
         if self.tries <= 3:
             return NotReady("nobody", retry_after_ms=1_000)
         return super().choose(*args, **kwargs)
-
-
-@pytest.mark.parametrize("tries", [3, 4])
-async def test_a_search_for_a_worker_is_one_span_however_long_it_takes(
-    tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans: list[dict[str, Any]] = []
-    monkeypatch.setattr(life_module, "record_span", lambda *_, **told: spans.append(told))
-    router = LateWay(b"secret")
-    made = life(Outbox(characters_max=100), router)
-    made.feed(ev.Begin())
-    async with asyncio.timeout(20):
-        while router.tries < tries:
-            assert spans == []
-            await asyncio.sleep(0.01)
-    if tries == 3:  # the client gives up while nobody is there
-        made.feed(ev.ClientGone("left"))
-    (route,) = spans
-    assert route["error"] == ("NotReady" if tries == 3 else "")
-    assert route["attributes"]["pagemesh.route.tries"] == tries
-    assert route["end_us"] - route["start_us"] > 100_000
-    assert ("pagemesh.worker" in route["attributes"]) == (tries == 4)
-    made.feed(ev.ClientGone("left"))
-    assert len(spans) == 1
 
 
 def submit_of(made: Life) -> ev.SendSubmit:

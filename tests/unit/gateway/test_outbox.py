@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagemesh.gateway.calls import events as ev
-from pagemesh.gateway.life import Outbox
+from pagemesh.gateway.outbox import Outbox
 
 
 async def test_a_reader_that_has_gone_away_while_it_waited_is_slow() -> None:

@@ -92,6 +92,8 @@ class Choice:
     """The worker that sent the last frame of this attempt."""
     failure_count: int = 0
     """Attempts that failed since the last new token."""
+    failure: str = ""
+    """The code of the fault that ended the last attempt."""
     resend_count: int = 0
     """Times we asked for lost frames since the last new token."""
     resend_ms: int | None = None
@@ -118,6 +120,10 @@ class Choice:
     def placed(self) -> bool:
         """Some worker has it, or may have."""
         return self.state in (ChoiceState.SUBMITTED, ChoiceState.RUNNING)
+
+    def failed(self, code: str) -> None:
+        """Its attempt ended with such a fault."""
+        self.failure_count, self.failure = self.failure_count + 1, code
 
     def move(self, state: ChoiceState, why: str) -> None:
         """Raises ``AssertionError`` with the history when the table forbids the move."""

@@ -144,7 +144,7 @@ class ChooseRoute:
 
     ``tokens`` is what the worker must have in its cache or compute. ``model_root`` is set once
     tokens were delivered or while another choice is placed: one answer comes from one set of
-    weights.
+    weights. ``after``: the code of the fault that ended the attempt before; empty for the first.
     """
 
     tokens: U32
@@ -152,6 +152,7 @@ class ChooseRoute:
     choice_count: int
     avoid: frozenset[Worker]
     model_root: bytes | None
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)

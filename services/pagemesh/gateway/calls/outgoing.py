@@ -42,6 +42,7 @@ def choose(spec: RequestSpec, group: Sequence[Choice], model_root: bytes | None)
         choice_count=len(group) * spec.width,
         avoid=frozenset[Worker]().union(*(choice.avoid for choice in group)),
         model_root=model_root,
+        after=next((choice.failure for choice in group if choice.failure), ""),
     )
 
 

@@ -353,7 +353,7 @@ class RequestCore:
             choice.avoid.add(choice.holder or self.routes[choice.attempt].worker)
             choice.probes.clear()
             pause_ms = min(limits.backoff_ms << choice.failure_count, limits.backoff_ms_max)
-            choice.failure_count += 1
+            choice.failed(error.code)
             choice.move(ChoiceState.WAITING, error.code)
             choice.due_ms = now_ms + max(pause_ms, min(error.retry_after_ms, 1_000))
             self._end_if_over(choice)

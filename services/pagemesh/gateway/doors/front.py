@@ -28,7 +28,8 @@ from pagemesh.gateway.doors.next_turn import NextTurn, NextTurns
 from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.tenant_limits import TenantLimits
 from pagemesh.gateway.doors.tenants import Tenants
-from pagemesh.gateway.life import Life, Outbox
+from pagemesh.gateway.life import Life
+from pagemesh.gateway.outbox import Outbox
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime import trace
 from pagemesh.runtime.clock import came_us
