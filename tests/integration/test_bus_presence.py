@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -149,14 +150,23 @@ async def test_who_stood_still_counts_nobody_as_lost_who_announced_itself_meanwh
     nats_server: NatsServer,
 ) -> None:
     changes: list[Change] = []
-    async with (
-        present(nats_server, "gateway", "gw", 1, changes),
-        present(nats_server, "decode", "w1", 2, []),
-    ):
-        await until(lambda: kinds(changes, "w1") == ["Joined"])
-        asyncio.get_running_loop().call_soon(time.sleep, 1.5)
-        await asyncio.sleep(2.0)
-        assert kinds(changes, "w1") == ["Joined"]
+    over = threading.Event()
+
+    async def announce() -> None:
+        async with present(nats_server, "decode", "w1", 2, []):
+            await asyncio.to_thread(over.wait)
+
+    elsewhere = threading.Thread(target=asyncio.run, args=[announce()])
+    elsewhere.start()
+    try:
+        async with present(nats_server, "gateway", "gw", 1, changes):
+            await until(lambda: kinds(changes, "w1") == ["Joined"])
+            asyncio.get_running_loop().call_soon(time.sleep, 1.5)
+            await asyncio.sleep(2.0)
+            assert kinds(changes, "w1") == ["Joined"]
+    finally:
+        over.set()
+        elsewhere.join()
 
 
 async def test_garbage_on_the_presence_subject_changes_nothing(nats_server: NatsServer) -> None:

@@ -79,8 +79,8 @@ def _refuse_address_of_up(environ: Mapping[str, str]) -> None:
 
 
 def leave_lost_folder() -> None:
-    """Leave a working folder that was removed, perhaps since `up` was started in it: there MKL ends
-    the process."""
+    """Leave a working folder that was removed, perhaps since `up` was started in it: there MKL,
+    which only workers load, ends the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -101,7 +101,8 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
         config = service_config(role, os.environ, given_flags(arguments))
         os.environ.update(to_environ(config.worker))  # kernels read their own variables
         bound_spinning()
-        leave_lost_folder()
+        if role in ("prefill", "decode"):
+            leave_lost_folder()
         module = importlib.import_module(f"pagemesh.{role}.service")
         return run_service(
             lambda stop: module.run(config, stop),

@@ -266,6 +266,7 @@ class GatewayActor:
         if isinstance(change, Lost):
             self.router.lost(who)
             if announce.role == "pager":  # its workers stay, but accept nothing without it
+                self._two_pagers.lost(announce)
                 why = change.reason
                 _log.info("gateway.pager_lost", pager=who.name, host=announce.host, reason=why)
                 measures.pagers_lost.labels(why).inc()

@@ -27,6 +27,13 @@ class TwoPagers:
         if pager.host not in self._watched and len(self._names(pager.host)) > 1:
             self._look_in(_SURE_S, pager.host)
 
+    def lost(self, pager: Announce) -> None:
+        """Take note of a pager that is gone. What the router knew of the host went with it, so
+        another pager of that host is to be told of again."""
+        for other in self._directory.of_role("pager"):
+            if other.host == pager.host:
+                self._directory.doubt(other.name, other.incarnation)
+
     def close(self) -> None:
         """Look no more."""
         for timer in self._watched.values():

@@ -13,6 +13,7 @@ live service until it is restarted.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -89,7 +90,7 @@ class Directory:
             self._gone.append(announce.incarnation)
             if known is None or known.announce.incarnation != announce.incarnation:
                 return []
-            del self._members[key]
+            self._believe(self._members.pop(key).replaced)
             return [Lost(announce, "left")]
         changes: list[Change] = []
         replaced: tuple[int, ...] = ()
@@ -146,10 +147,14 @@ class Directory:
 
     def _silent(self, key: tuple[Role, str]) -> Lost:
         member = self._members.pop(key)
-        for incarnation in member.replaced:
+        self._believe(member.replaced)
+        return Lost(member.announce, "silent")
+
+    def _believe(self, replaced: Iterable[int]) -> None:
+        """What replaced these is gone: whoever of them is still heard lives."""
+        for incarnation in replaced:
             if incarnation in self._gone:
                 self._gone.remove(incarnation)
-        return Lost(member.announce, "silent")
 
     def forgive(self, now_ms: int) -> None:
         """Count every service as heard now: this one could hear nothing (the bus was down)."""

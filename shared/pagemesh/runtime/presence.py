@@ -126,6 +126,7 @@ class Presence:
 
     def _expire(self) -> None:
         now_ms = self._clock.now_ms()
+        # Before somebody counts as silent there is a look at most ``_LOOK_MS`` earlier, if on time.
         may_have_stood_still = now_ms - self._looked_ms > 2 * _LOOK_MS
         self._looked_ms = now_ms
         if self._bus.state is not BusState.CONNECTED:

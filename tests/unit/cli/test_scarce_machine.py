@@ -30,9 +30,9 @@ def test_children_are_waited_for_without_a_thread_each() -> None:
         witness = Witness()
         async with witness.watch(program("a", SLEEP)) as mesh:
             await witness.until(lambda: "up" in witness.lines)
+            assert not [one for one in threading.enumerate() if "waitpid" in one.name]
             os.kill((await witness.pids(mesh))[0], signal.SIGKILL)
             await witness.until(lambda: ("a", "died (SIGKILL)") in witness.changes)
-            assert not [one for one in threading.enumerate() if one.name.startswith("waitpid")]
 
     wait_without_threads()
     try:

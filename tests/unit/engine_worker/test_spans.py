@@ -138,6 +138,19 @@ def test_pages_that_a_step_still_uses_at_the_end_are_given_back_in_the_same_trac
     assert made.call(release, 40) is None, "once"
 
 
+def test_pages_that_were_granted_anew_after_a_release_are_given_back_in_the_same_trace() -> None:
+    key = SequenceKey(request=REQUEST, attempt=1, choice=0)
+    fill = Fill(filled_tokens=0, first_token=0)
+    release = Release(key=key, worker="d", incarnation=1, lease=7, fill=fill)
+    granted = Granted(key=key, lease=8, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0)
+    made = SequenceSpans("decode", "d", life_count_max=10)
+    made.begin([key], TraceContext(1, 2, 0, sampled=True), 0)
+    assert made.call(release, 10) is not None
+    made.granted_unasked(granted, 20)
+    made.end(key, replace(FACTS, finish="abort"), 30)
+    assert made.call(msgspec.structs.replace(release, lease=8), 40) is not None
+
+
 def test_leases_are_declared_and_told_with_the_trace_of_whoever_is_sampled() -> None:
     bench = Bench().start()
     for name in (1, 2):

@@ -12,7 +12,7 @@ from tests.unit.gateway.support import eventually
 
 from pagemesh.gateway import two_pagers
 from pagemesh.gateway.two_pagers import TwoPagers
-from pagemesh.runtime.directory import Directory
+from pagemesh.runtime.directory import Changed, Directory
 
 
 @pytest.mark.parametrize(("lives", "closes"), [(True, False), (False, False), (True, True)])
@@ -38,3 +38,18 @@ async def test_a_second_pager_is_told_of_if_the_first_lives_on(
             await eventually(lambda: bool(logs))
     told = [(line["event"], line["host"], line["pagers"]) for line in logs]
     assert told == ([("gateway.two_pagers", "h", ["one", "other"])] if lives and not closes else [])
+
+
+def test_a_pager_is_told_of_again_when_another_of_its_host_is_gone() -> None:
+    directory = Directory()
+    watch = TwoPagers(directory)
+    one, other, far = (
+        structs.replace(pager(host), name=name, incarnation=number)
+        for number, (host, name) in enumerate([("h", "one"), ("h", "other"), ("far", "f")], 1)
+    )
+    for each in (one, other, far):
+        directory.hear(each, 0)
+    (lost,) = directory.hear(structs.replace(other, state="leaving"), 10)
+    watch.lost(lost.announce)
+    assert directory.hear(one, 20) == [Changed(one)]
+    assert directory.hear(far, 20) == []

@@ -11,6 +11,7 @@ from tests.unit.pager.steps import OTHER, cache, invalidated, stats
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import SetStates, Sweep
+from pagemesh.pager.leases import filling
 from pagemesh.pager.retention import sweeps
 from pagemesh.pager.tiers import traffic as tiers
 
@@ -51,6 +52,22 @@ def test_a_root_is_freed_in_parts_and_found_no_more_at_once(rig: Rig, worker: Wo
     freed = sweep(rig)
     assert len(freed) > 2 and max(freed) <= 4
     assert done.freed_pages + sum(freed) == 10 == stats(rig).swept_pages
+    assert not rig.cached and not rig.core.books.forest.retired
+
+
+def test_a_release_that_must_not_be_cached_leaves_a_retired_root_to_the_sweep(
+    rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up: list[object] = []
+    monkeypatch.setattr(filling, "give_up", lambda _, anchor: given_up.append(anchor))
+    branches(worker, 2)
+    used, other = (worker.granted(number, range(5)) for number in (1, 2))
+    worker.release(other, cache=False)
+    assert len(given_up) == 1
+    invalidated(rig, "root", ROOT.hex())
+    worker.release(used, cache=False)
+    assert len(given_up) == 1
+    sweep(rig)
     assert not rig.cached and not rig.core.books.forest.retired
 
 

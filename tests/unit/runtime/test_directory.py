@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,20 @@ def test_who_lives_on_beside_a_successor_is_told_of_now_and_then() -> None:
     assert directory.hear(other, 212) == [Doubled(last, other)]
     assert directory.hear(one, 213) == []
     assert directory.hear(one, 60_213) == [Doubled(last, one)]
+    directory.check()
+
+
+@pytest.mark.parametrize("ends", ["leaves", "falls silent"])
+def test_who_lived_on_beside_a_successor_is_back_once_that_one_is_gone(ends: str) -> None:
+    directory = Directory(lost_after_ms=100)
+    one, other = announce(incarnation=1), announce(incarnation=2)
+    directory.hear(one, 0)
+    directory.hear(other, 10)
+    if ends == "leaves":
+        directory.hear(announce(incarnation=2, state="leaving"), 20)
+    else:
+        directory.expire(111)
+    assert directory.hear(one, 120) == [Joined(one)]
     directory.check()
 
 

@@ -70,7 +70,7 @@ class ChildLimits:
 def wait_without_threads() -> None:
     """Wait for children by descriptors, as Python does by itself from 3.12 on. A thread for each
     fails, once its child runs, where no more threads may be started."""
-    if sys.version_info < (3, 12):
+    if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):  # some builds lack it
         with contextlib.suppress(OSError):  # Linux before 5.3
             os.close(os.pidfd_open(os.getpid()))
             asyncio.set_child_watcher(asyncio.PidfdChildWatcher())

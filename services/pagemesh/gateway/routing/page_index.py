@@ -83,12 +83,12 @@ class PageIndex:
         if (message.epoch, message.first) != (self._epoch, self._listed_count):
             self.unload()
             return 0
-        keys = _ints(message.keys)
-        self._add([key for key in keys if key and key not in self._removed])
+        keys = np.frombuffer(message.keys[: len(message.keys) // 8 * 8], "<u8")
+        self._add([key for key in keys[keys > 0].tolist() if key not in self._removed])
         if not message.first:  # of what changes between two parts, the events tell
             self._sequence = max(self._sequence, message.sequence)
         self._listed_count += len(keys)
-        if message.more and keys:
+        if message.more and len(keys):
             return self._listed_count
         self._removed.clear()
         number = self._load_number

@@ -74,9 +74,9 @@ class Filling:
             self.require(lease, message.fill)
             if message.cache:
                 self.take(lease, message.fill)
-        anchor = lease.anchor
+        anchor, is_retired = lease.anchor, lease.tree.is_retired
         books.end(lease, "release")
-        if not message.cache and not lease.tree.is_retired:
+        if not message.cache and not is_retired:
             # Also the prefix it found cached, which may be the cause, and would spoil others too.
             give_up(books, anchor)
         return Ok()

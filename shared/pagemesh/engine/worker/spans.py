@@ -191,7 +191,7 @@ class SequenceSpans:
         elif isinstance(message, Granted) and life is not None and life.asking is call:
             if not life.granted:
                 life.waterfall, life.granted = message.waterfall, True
-            life.asking, life.queued_us = None, at_us
+            life.asking, life.queued_us, life.released = None, at_us, False
             granted: dict[str, Attribute] = {semconv.PAGEMESH_LEASE: f"{message.lease:x}"}
             self._record(call, at_us, _waterfall(message.waterfall) | granted)
 
