@@ -55,6 +55,7 @@ def test_a_root_is_freed_in_parts_and_found_no_more_at_once(rig: Rig, worker: Wo
     assert not rig.cached and not rig.core.books.forest.retired
 
 
+@pytest.mark.sources
 def test_a_release_that_must_not_be_cached_leaves_a_retired_root_to_the_sweep(
     rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
