@@ -92,8 +92,7 @@ class PageEvents:
         """A part of the cached keys as they are now. Call ``take`` first, so that no change
         waits. Each page has its place, or pages that come and go between two parts would shift the
         others from one part into another."""
-        cached = np.flatnonzero(self._cached)
-        end = int(cached[-1]) + 1 if len(cached) else 0
+        end = len(self._cached) - int(self._cached[::-1].argmax()) if self._cached.any() else 0
         there = slice(first, min(first + SNAPSHOT_KEYS_MAX, end))
         part = np.where(self._cached[there], self._keys[there], np.uint64(0))
         return PagesSnapshot(

@@ -14,6 +14,7 @@ import enum
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
@@ -83,7 +84,7 @@ class PageIndex:
         if (message.epoch, message.first) != (self._epoch, self._listed_count):
             self.unload()
             return 0
-        keys = np.frombuffer(message.keys[: len(message.keys) // 8 * 8], "<u8")
+        keys = _numbers(message.keys)
         self._add([key for key in keys[keys > 0].tolist() if key not in self._removed])
         if not message.first:  # of what changes between two parts, the events tell
             self._sequence = max(self._sequence, message.sequence)
@@ -131,7 +132,11 @@ class PageIndex:
         self.state = IndexState.LOADING
 
 
-def _ints(packed: bytes) -> list[int]:
+def _numbers(packed: bytes) -> NDArray[np.uint64]:
     usable = len(packed) - len(packed) % 8
-    keys: list[int] = np.frombuffer(packed[:usable], "<u8").tolist()
+    return np.frombuffer(packed[:usable], "<u8")
+
+
+def _ints(packed: bytes) -> list[int]:
+    keys: list[int] = _numbers(packed).tolist()
     return keys
