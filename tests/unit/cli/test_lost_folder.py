@@ -1,4 +1,4 @@
-"""Services go on where the folder that they were started in is gone."""
+"""Workers go on where the folder that they were started in is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pagemesh.cli.serve import leave_lost_folder
 
 
-def test_a_service_leaves_a_working_folder_that_was_removed_and_no_other(
+def test_a_worker_leaves_a_working_folder_that_was_removed_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "lost"

@@ -109,8 +109,8 @@ class Child:
         self._tending: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES_MAX)
-        self._killed_here = self._was_killed = False
-        """Whether its last life ended by a SIGKILL of ours, and by that of somebody else."""
+        self._killed_here = False
+        """Whether its last life ended by a SIGKILL of ours."""
 
     @property
     def pid(self) -> int | None:
@@ -141,7 +141,6 @@ class Child:
             except OSError as error:  # pipe or fork failed: out of resources for now
                 why = f"could not be started: {(error.strerror or str(error)).lower()}"
                 self._tail.append(why)
-            self._was_killed = code == -signal.SIGKILL and not self._killed_here
             if self._stopping.is_set():
                 return
             if code == EXIT_CONFIG and is_first:
@@ -157,7 +156,7 @@ class Child:
             if isinstance(decision, GiveUp):
                 told = f"given up after {_deaths_text(decision)}; the mesh stops"
                 self._on_change(self.spec.name, told)  # the error follows when all have stopped
-                self._on_failure(ChildLost(self._give_up_text(decision)))
+                self._on_failure(ChildLost(self._give_up_text(decision, code)))
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), decision.after_ms / 1_000)
@@ -252,9 +251,10 @@ class Child:
         line = self._tail[-1] if self._tail else "stopped without a word"
         return OWN_ERROR.sub("", line)
 
-    def _give_up_text(self, decision: GiveUp) -> str:
+    def _give_up_text(self, decision: GiveUp, code: int | None) -> str:
         last = self._tail[-1] if self._tail else "nothing"
-        killed = ": killed (SIGKILL), as Linux does when memory runs out" * self._was_killed
+        was_killed = code == -signal.SIGKILL and not self._killed_here
+        killed = ": killed (SIGKILL), as Linux does when memory runs out" if was_killed else ""
         times = "once" if decision.exit_count == 1 else f"{decision.exit_count} times"
         within_s = decision.within_ms / 1_000
         return (
