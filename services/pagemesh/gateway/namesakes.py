@@ -11,7 +11,7 @@ _log = get_logger(__name__)
 def warn_of_namesakes(found: Doubled) -> None:
     one, other = found.announce, found.other
     _log.warning(
-        "gateway.two_of_a_name", role=one.role, both=one.name, hosts=[other.host, one.host],
+        "gateway.two_of_a_name", role=one.role, shared_name=one.name, hosts=[other.host, one.host],
         next="they get each other's messages, so requests stall or one of them stands idle: give "
         "each a name of its own, or none (--name)",
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Warns of hosts that two pagers serve, since each call is then answered by both."""
+"""Warns of hosts that two pagers serve, since each call is then answered by both. When one of them
+is gone, the gateway is told of the other again."""
 
 from __future__ import annotations
 

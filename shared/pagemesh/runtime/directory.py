@@ -65,9 +65,9 @@ Change = Joined | Changed | Lost | Doubled
 class _Member:
     announce: Announce
     heard_ms: int
-    replaced: tuple[int, ...] = ()
+    replaced: tuple[int, ...]
     """Earlier incarnations that are not believed because of this one."""
-    doubled_due_ms: int = 0
+    doubled_due_ms: int
     """When one of those is worth telling of if it is heard. Late messages come sooner."""
     doubted: bool = False
 
@@ -104,7 +104,7 @@ class Directory:
             if len(self._members) >= MEMBER_COUNT_MAX:
                 return changes
             due_ms = now_ms + self._lost_after_ms
-            self._members[key] = _Member(announce, now_ms, replaced, doubled_due_ms=due_ms)
+            self._members[key] = _Member(announce, now_ms, replaced, due_ms)
             return [*changes, Joined(announce)]
         if known.doubted or known.announce != announce:
             changes.append(Changed(announce))

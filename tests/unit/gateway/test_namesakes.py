@@ -20,5 +20,5 @@ def test_two_services_of_one_name_are_named_with_their_hosts() -> None:
         for change in directory.hear(one, PRESENCE_LOST_MS + 2):
             assert isinstance(change, Doubled)
             warn_of_namesakes(change)
-    told = [(line["event"], line["role"], line["both"], line["hosts"]) for line in logs]
+    told = [(line["event"], line["role"], line["shared_name"], line["hosts"]) for line in logs]
     assert told == [("gateway.two_of_a_name", "decode", "d", ["a", "b"])]

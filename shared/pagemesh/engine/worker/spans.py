@@ -163,7 +163,8 @@ class SequenceSpans:
         if life is None:
             ended = self._unreleased.pop(key, None) if isinstance(message, Release) else None
             return None if ended is None else OpenCall(name, key, ended.child(), at_us)
-        life.released = life.released or isinstance(message, Release)
+        if isinstance(message, Release):
+            life.released = True
         if not isinstance(message, Admit | Redeem):
             held = life.waiting.pop(name, None)
             return held or OpenCall(name, key, life.context.child(), at_us)
