@@ -131,11 +131,12 @@ class Losers(Mesh):
     def let_go(self, peer: Peer, view: View) -> None:
         """Acknowledge; if the sequence waits already, it keeps waiting or is served."""
         name = (peer.incarnation, view.key)
-        waits = name in self.waiting()
+        queue, most = self.rig.core.books.waiting, self.rig.limits.waiter_count_max
+        waits, was_full = name in self.waiting(), len(queue) >= most
         del peer.views[view.id]
         peer.dead_leases.add(view.id)
         peer.acknowledge(view.id)
-        is_full = len(self.rig.core.books.waiting) >= self.rig.limits.waiter_count_max
+        is_full = was_full or len(queue) >= most  # if it was, leaving a tenant's list lost the place
         if waits and not is_full and name not in self.waiting():
             leases = self.rig.core.books.sessions[peer.incarnation].leases.values()
             assert any(lease.key == view.key for lease in leases), "it has lost its place"
