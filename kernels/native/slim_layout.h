@@ -7,10 +7,12 @@
 //   panel   head, strays, then groups of eight values of K
 //   group   lower bytes of K 0 to 3 and of K 4 to 7, 64 each; then 64 bytes with the codes of
 //           K 0 to 3 in their lower halves and of K 4 to 7 in their upper halves
-//   64 bytes, of four values of K   four lanes of 16 bytes, each of four columns, K by K
+//   64 bytes, of four values of K   four lanes of 16 bytes, each of four columns: the second and
+//                                   the first value of K side by side, column by column, then the
+//                                   fourth and the third
 //
-// so that vectors as wide as a lane, or a multiple of it, are decoded by two interleavings, with
-// their columns in order.
+// so that vectors as wide as a lane, or a multiple of it, are decoded by one interleaving, which
+// gives pairs of bfloat16s, as pairs.h has them, with their columns in order.
 #pragma once
 
 #include <stdint.h>
@@ -21,6 +23,11 @@ namespace {  // compiled once per level, and not to be merged with another level
 constexpr long kSlimDepth = 8;  // values of K in a group
 constexpr long kSlimGroupBytes = 192, kSlimCodesAt = 128;
 constexpr int kSlimUppers = 8;  // pairs of exponents
+
+// Where the byte of a column stands among the 64 of four values of K.
+constexpr long slim_place(long row, long column) {
+  return column / 4 * 16 + row / 2 * 8 + column % 4 * 2 + 1 - row % 2;
+}
 
 struct SlimHead {
   uint8_t uppers[2 * kSlimUppers];  // upper byte of a bfloat16, by code; negative ones last

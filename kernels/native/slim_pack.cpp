@@ -56,7 +56,7 @@ void pack_panel(const Panel& panel, const uint8_t* uppers, const uint8_t* code_o
     const long inner = row % pm::kSlimDepth, half = inner / 4;
     for (long column = 0; column < panel.width; ++column) {
       const uint16_t bits = panel.at(row, column);
-      const long at = column / 4 * 16 + inner % 4 * 4 + column % 4;
+      const long at = pm::slim_place(inner % 4, column);
       const uint8_t code = code_of[upper_of(bits)];
       if (code == kNone) {
         *stray++ = {static_cast<uint32_t>(row * kColumns + column),

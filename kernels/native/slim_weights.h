@@ -8,6 +8,9 @@
 
 namespace {
 
+// In a pair of bfloat16s, the bits of the first, which is a float32 once the others are zero.
+constexpr int kFirstOfPair = static_cast<int>(0xffff0000u);
+
 // The sixteen upper bytes of a panel, as they are looked up by code.
 #if PM_LEVEL >= 2
 using Uppers = __m512i;
@@ -23,13 +26,13 @@ inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
   if (HALF) codes = _mm512_srli_epi16(codes, 4);
   const __m512i upper =
       _mm512_shuffle_epi8(uppers, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
-  const __m512i zeros = _mm512_setzero_si512();
   const __m512i first = _mm512_unpacklo_epi8(lower, upper);
   const __m512i last = _mm512_unpackhi_epi8(lower, upper);
-  to[0] = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zeros, first))};
-  to[1] = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(zeros, first))};
-  to[2] = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zeros, last))};
-  to[3] = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(zeros, last))};
+  const __m512i first_mask = _mm512_set1_epi32(kFirstOfPair);
+  to[0] = {_mm512_castsi512_ps(_mm512_and_si512(first, first_mask))};
+  to[1] = {_mm512_castsi512_ps(_mm512_slli_epi32(first, 16))};
+  to[2] = {_mm512_castsi512_ps(_mm512_and_si512(last, first_mask))};
+  to[3] = {_mm512_castsi512_ps(_mm512_slli_epi32(last, 16))};
 }
 #elif PM_LEVEL == 1
 using Uppers = __m256i;
@@ -50,13 +53,13 @@ inline void decode_slim(const uint8_t* lowers, const uint8_t* group_codes, Upper
   if (HALF) codes = _mm256_srli_epi16(codes, 4);
   const __m256i upper =
       _mm256_shuffle_epi8(uppers, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
-  const __m256i zeros = _mm256_setzero_si256();
   const __m256i first = _mm256_unpacklo_epi8(lower, upper);
   const __m256i last = _mm256_unpackhi_epi8(lower, upper);
-  to[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zeros, first));
-  to[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zeros, first));
-  to[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zeros, last));
-  to[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zeros, last));
+  const __m256i first_mask = _mm256_set1_epi32(kFirstOfPair);
+  to[0] = _mm256_castsi256_ps(_mm256_and_si256(first, first_mask));
+  to[1] = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));
+  to[2] = _mm256_castsi256_ps(_mm256_and_si256(last, first_mask));
+  to[3] = _mm256_castsi256_ps(_mm256_slli_epi32(last, 16));
 }
 
 template <int HALF>
@@ -77,14 +80,11 @@ inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
   const uint8_t* lowers = group + kLineBytes * HALF;
   const uint8_t* codes = group + pm::kSlimCodesAt;
   float values[4][kLanes];
-  for (int lane = 0; lane < 4; ++lane) {
-    for (int i = 0; i < 4; ++i) {
-      for (int column = 0; column < 4; ++column) {
-        const int at = 16 * lane + 4 * i + column;
-        const uint32_t upper = uppers[codes[at] >> 4 * HALF & 15];
-        values[i][4 * lane + column] =
-            float_of(upper << 24 | static_cast<uint32_t>(lowers[at]) << 16);
-      }
+  for (int i = 0; i < 4; ++i) {
+    for (int column = 0; column < kLanes; ++column) {
+      const long at = pm::slim_place(i, column);
+      const uint32_t upper = uppers[codes[at] >> 4 * HALF & 15];
+      values[i][column] = float_of(upper << 24 | static_cast<uint32_t>(lowers[at]) << 16);
     }
   }
   for (int i = 0; i < 4; ++i) to[i] = load(values[i]);

@@ -46,7 +46,7 @@ _FORMATS: dict[AskedType, str] = {
     "float32": "exact-panels16-1", "int8": "i8-panels16-2", "bfloat16": "bf16-panels16-1",
 }  # fmt: skip
 """Part of the file's name: weights prepared in another way go into another file."""
-_SLIM_FORMAT = "slim-panels16-1"
+_SLIM_FORMAT = "slim-panels16-2"
 """Replaces the format of ``float32`` on machines that multiply faster with slim weights."""
 _STORED: dict[WeightType, tuple[str, int]] = {
     "float32": ("F32", 4), "int8": ("I8", 1), "bfloat16": ("BF16", 2), "float16": ("F16", 2),

@@ -57,9 +57,9 @@ def unpack(panels: torch.Tensor, k: int) -> torch.Tensor:
     halves = torch.stack([codes & 15, codes >> 4], 2).view(count, -1)
     uppers = panels[:, :16].gather(1, halves.long())
     words = uppers.to(torch.int16) << 8 | lowers.reshape(count, -1)
-    # [panel, group, half, lane, row, column of the lane]
-    lanes = words.view(count, groups, 2, _LANES, _LANES, _LANES)
-    values = lanes.transpose(3, 4).reshape(count, -1)
+    # [panel, group and half, lane, pair of rows, column of the lane, row of the pair: last first]
+    lanes = words.view(count, 2 * groups, _LANES, 2, _LANES, 2)
+    values = lanes.flip(5).permute(0, 1, 3, 5, 2, 4).reshape(count, -1)
     strays = panels[:, _HEAD_BYTES:at].view(torch.int32).view(count, -1, 2)
     counts = panels[:, 16:20].view(torch.int32)
     panel, number = torch.nonzero(torch.arange(strays.shape[1]) < counts, as_tuple=True)
