@@ -13,17 +13,18 @@ struct Panels {
   long stride;
 };
 
-// Decodes values [begin, end) of K, whole groups, of a slim panel to [K][16].
-inline void put_slim(const Weights& weights, long panel, long begin, long end, float* to) {
-  SlimPanel slim(weights, panel, begin);
-  V values[4];
+// Decodes values [begin, end) of K, whole groups, of a slim panel, as M multiplies them.
+template <typename M>
+void put_slim(const Weights& weights, long panel, long begin, long end, float* to) {
+  SlimPanel<M> slim(weights, panel, begin);
+  V values[slim.kVectors];
   const auto put = [&] {
-    for (int i = 0; i < 4; ++i, to += kLanes) store(to, values[i]);
+    for (int i = 0; i < slim.kVectors; ++i, to += kLanes) store(to, values[i]);
   };
   for (long k = begin; k < end; k += pm::kSlimDepth) {
-    slim.take<0>(values);
+    slim.template take<0>(values);
     put();
-    slim.take<1>(values);
+    slim.template take<1>(values);
     put();
   }
 }
@@ -37,7 +38,7 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
   if (!weights.narrow()) return {reinterpret_cast<const float*>(first), call.k * kLanes};
   if (weights.slim()) {
     for (long p = 0; p < P; ++p) {
-      put_slim(weights, panel + p, begin, end, room + p * kBlockDepth * kLanes);
+      put_slim<M>(weights, panel + p, begin, end, room + p * kBlockDepth * kLanes);
     }
     return {room, kBlockDepth * kLanes};
   }

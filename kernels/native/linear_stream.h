@@ -65,10 +65,11 @@ void stream_panels(const LinearCall& call, long panel, long apart, float* carry,
 using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
 
 // The same for slim weights, group by group.
-template <int R, int P>
+template <typename M, int R, int P>
 void stream_slim(const LinearCall& call, long panel, long apart, float* carry, Next next) {
   constexpr long kLines = pm::kSlimGroupBytes / kLineBytes, kAhead = kAheadLines / kLines;
-  std::array<SlimPanel, P> panels = slim_panels<P>(call.weights, panel, apart);
+  std::array<SlimPanel<M>, P> panels = slim_panels<M, P>(call.weights, panel, apart);
+  constexpr int kVectors = SlimPanel<M>::kVectors;
   V sum[R][P];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) sum[r][p] = zero();
@@ -76,15 +77,15 @@ void stream_slim(const LinearCall& call, long panel, long apart, float* carry, N
   const float* x = call.x;
   auto multiply = [&](auto half) {
     for (int p = 0; p < P; ++p) {
-      V w[4];
+      V w[kVectors];
       panels[p].template take<half>(w);
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kVectors; ++i) {
         for (int r = 0; r < R; ++r) {
-          sum[r][p] = fma(splat(x[r * call.x_stride + i]), w[i], sum[r][p]);
+          sum[r][p] = M::add_product(splat(x[r * call.x_stride + i]), w[i], sum[r][p]);
         }
       }
     }
-    x += 4;
+    x += kVectors;
   };
   const long whole = call.k / pm::kSlimDepth, own = whole > kAhead ? whole - kAhead : 0;
   const char* first = next_at(call.weights, panel).at;
@@ -115,9 +116,10 @@ struct Reader {
   static constexpr StreamPanels of = stream_panels<T, M, R, P>;
 };
 
+template <typename M>
 struct SlimReader {
   template <int R, int P>
-  static constexpr StreamPanels of = stream_slim<R, P>;
+  static constexpr StreamPanels of = stream_slim<M, R, P>;
 };
 
 template <typename READER, int P, int... ROWS>
@@ -139,12 +141,12 @@ struct Stream {
 };
 
 Stream stream_of(const LinearCall& call) {
-  if (call.weights.slim()) {
-    return {reader_of<SlimReader, 1, kSlimStreamRows>(call.rows),
-            reader_of<SlimReader, 2, kNarrowPairRows>(call.rows)};
-  }
-  return with_rows_of(call, [&](auto rows) {
+  return with_rows_of(call, [&](auto rows) -> Stream {
     using M = decltype(rows);
+    if (call.weights.slim()) {
+      return {reader_of<SlimReader<M>, 1, kSlimStreamRows>(call.rows),
+              reader_of<SlimReader<M>, 2, kNarrowPairRows>(call.rows)};
+    }
     return M::with_type(call.weights.type, [&](auto type) -> Stream {
       using T = decltype(type);
       constexpr bool kNarrow = sizeof(typename T::Code) < sizeof(float);

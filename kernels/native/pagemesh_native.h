@@ -206,7 +206,7 @@ struct PmMatrix {
   const float* bias;  // or null
   long n, k;
   long weight_type;  // PmWeightType
-  long rounds_rows;  // to bfloat16; ignored unless the weights are bfloat16 or int8
+  long rounds_rows;  // to bfloat16; ignored for other weights than (slim) bfloat16 and int8
 };
 
 void pm_linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, long out_stride,

@@ -3,8 +3,8 @@
 
 #include <array>
 
+#include "pairs.h"
 #include "slim_layout.h"
-#include "weights.h"
 
 namespace {
 
@@ -18,21 +18,29 @@ inline Uppers uppers_of(const uint8_t* bytes) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Decodes four values of K: the first (HALF 0) or the last (HALF 1) of a group.
+// Decodes four values of K, the first (HALF 0) or the last (HALF 1) of a group, to two vectors of
+// pairs.
 template <int HALF>
-inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
+inline void decode_slim_pairs(const uint8_t* group, Uppers uppers, __m512i* to) {
   const __m512i lower = _mm512_loadu_si512(group + kLineBytes * HALF);
   __m512i codes = _mm512_loadu_si512(group + pm::kSlimCodesAt);
   if (HALF) codes = _mm512_srli_epi16(codes, 4);
   const __m512i upper =
       _mm512_shuffle_epi8(uppers, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
-  const __m512i first = _mm512_unpacklo_epi8(lower, upper);
-  const __m512i last = _mm512_unpackhi_epi8(lower, upper);
+  to[0] = _mm512_unpacklo_epi8(lower, upper);
+  to[1] = _mm512_unpackhi_epi8(lower, upper);
+}
+
+// The same, to four vectors of floats.
+template <int HALF>
+inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
   const __m512i first_mask = _mm512_set1_epi32(kFirstOfPair);
-  to[0] = {_mm512_castsi512_ps(_mm512_and_si512(first, first_mask))};
-  to[1] = {_mm512_castsi512_ps(_mm512_slli_epi32(first, 16))};
-  to[2] = {_mm512_castsi512_ps(_mm512_and_si512(last, first_mask))};
-  to[3] = {_mm512_castsi512_ps(_mm512_slli_epi32(last, 16))};
+  __m512i pairs[2];
+  decode_slim_pairs<HALF>(group, uppers, pairs);
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = {_mm512_castsi512_ps(_mm512_and_si512(pairs[i], first_mask))};
+    to[2 * i + 1] = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs[i], 16))};
+  }
 }
 #elif PM_LEVEL == 1
 using Uppers = __m256i;
@@ -44,7 +52,7 @@ inline __m256i load_32_bytes(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-// The same for eight of the columns.
+// Decodes four values of K, the first (HALF 0) or the last (HALF 1) of a group, of eight columns.
 template <int HALF>
 inline void decode_slim(const uint8_t* lowers, const uint8_t* group_codes, Uppers uppers,
                         __m256* to) {
@@ -91,9 +99,27 @@ inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
 }
 #endif
 
+// Decodes four values of K in the form in which M multiplies them (pairs.h).
+template <typename M, int HALF>
+inline void decode_slim_as(const uint8_t* group, Uppers uppers, V* to) {
+#if PM_LEVEL >= 3
+  if constexpr (M::kStep == 2) {
+    __m512i pairs[2];
+    decode_slim_pairs<HALF>(group, uppers, pairs);
+    to[0] = lanes_of(pairs[0]);
+    to[1] = lanes_of(pairs[1]);
+    return;
+  }
+#endif
+  decode_slim<HALF>(group, uppers, to);
+}
+
 // Reads a panel from `begin` on, a value of K that is the first of a group.
+template <typename M>
 class SlimPanel {
  public:
+  static constexpr int kVectors = 4 / M::kStep;  // of four values of K
+
   SlimPanel(const Weights& weights, long panel, long begin) {
     const char* at = weights.panel(panel);
     const auto* head = reinterpret_cast<const pm::SlimHead*>(at);
@@ -111,14 +137,14 @@ class SlimPanel {
   // Decodes the next four values of K; HALF is 0 and 1 in turn.
   template <int HALF>
   void take(V* to) {
-    decode_slim<HALF>(group_, uppers_, to);
+    decode_slim_as<M, HALF>(group_, uppers_, to);
     if (HALF) group_ += pm::kSlimGroupBytes;
     const uint32_t end = first_ + 4 * kLanes;
     if (__builtin_expect(due_ < end, 0)) {
-      float values[4 * kLanes];
-      for (int i = 0; i < 4; ++i) store(values + i * kLanes, to[i]);
+      float values[kVectors * kLanes];
+      for (int i = 0; i < kVectors; ++i) store(values + i * kLanes, to[i]);
       put_strays(values, end);
-      for (int i = 0; i < 4; ++i) to[i] = load(values + i * kLanes);
+      for (int i = 0; i < kVectors; ++i) to[i] = load(values + i * kLanes);
     }
     first_ = end;
   }
@@ -135,17 +161,30 @@ class SlimPanel {
   __attribute__((noinline)) void put_strays(float* values, uint32_t end) {
     for (; stray_ < last_ && stray_->at < end; ++stray_) {
       const uint32_t place = stray_->at - first_;  // anywhere if the list is damaged
-      if (place < 4 * kLanes) values[place] = float_of(stray_->bits);
+      if (place < 4 * kLanes) put_stray(values, place, stray_->bits);
     }
     due_ = stray_ < last_ ? stray_->at : kNever;
+  }
+
+  static void put_stray(float* values, uint32_t place, uint32_t bits) {
+    if (M::kStep == 1) {
+      values[place] = float_of(bits);
+      return;
+    }
+    const uint32_t row = place / kLanes, lane = row / 2 * kLanes + place % kLanes;
+    uint16_t halves[2];
+    memcpy(halves, values + lane, sizeof halves);
+    halves[1 - row % 2] = static_cast<uint16_t>(bits >> 16);
+    memcpy(values + lane, halves, sizeof halves);
   }
 };
 
 // Readers of P panels from `panel` on, `apart` panels apart.
-template <int P>
-inline std::array<SlimPanel, P> slim_panels(const Weights& weights, long panel, long apart) {
-  if constexpr (P == 1) return {SlimPanel(weights, panel, 0)};
-  else return {SlimPanel(weights, panel, 0), SlimPanel(weights, panel + apart, 0)};
+template <typename M, int P>
+inline std::array<SlimPanel<M>, P> slim_panels(const Weights& weights, long panel, long apart) {
+  using Panel = SlimPanel<M>;
+  if constexpr (P == 1) return {Panel(weights, panel, 0)};
+  else return {Panel(weights, panel, 0), Panel(weights, panel + apart, 0)};
 }
 
 }  // namespace

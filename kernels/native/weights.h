@@ -47,8 +47,8 @@ inline auto with_weight_type(long type, Body body) {
 inline Weights weights_of(const PmMatrix& matrix) {
   if (matrix.weight_type == PM_WEIGHT_SLIM_BFLOAT16) {
     return {static_cast<const char*>(matrix.panels), pm::slim_panel_bytes(matrix.k),
-            pm::kSlimGroupBytes / pm::kSlimDepth, matrix.k, matrix.weight_type, false,
-            pm::slim_groups_at(matrix.k)};
+            pm::kSlimGroupBytes / pm::kSlimDepth, matrix.k, matrix.weight_type,
+            matrix.rounds_rows != 0, pm::slim_groups_at(matrix.k)};
   }
   return with_weight_type(matrix.weight_type, [&](auto type) -> Weights {
     using T = decltype(type);

@@ -1,10 +1,10 @@
 """Are products with bfloat16 weights in twelve bits faster than with sixteen?
 
-    python -m ops.bench.bench_slim [--model M] [--turns 15] [--threads 2] [--out PATH]
+    python -m ops.bench.bench_slim [--model M] [--rounded] [--turns 15] [--threads 2] [--out PATH]
 
 Multiplies with all matrices of every layer of a model of ``random_models``, one after the other;
-the two kinds of weights take turns, and hold the same random numbers. The reported ratio is the
-median over turns. Each product is a separate call, which costs both kinds the same.
+the two kinds of weights take turns, and hold the same random numbers. With ``--rounded`` the rows
+are rounded to bfloat16. The reported ratio is the median over turns. Each product is a separate call, which costs both kinds the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: tuple[WeightType, ...] = ("bfloat16", "slim_bfloat16")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 128)
 
 
-def matrices(model: str) -> dict[WeightType, list[PackedLinear]]:
+def matrices(model: str, rounded: bool) -> dict[WeightType, list[PackedLinear]]:
     """The matrices of all layers, in both kinds."""
     torch.manual_seed(0)
     made: dict[WeightType, list[PackedLinear]] = {kind: [] for kind in KINDS}
@@ -36,7 +36,7 @@ def matrices(model: str) -> dict[WeightType, list[PackedLinear]]:
         if recipe.matrix and recipe.name.startswith("layers."):
             weight = 0.02 * torch.randn(recipe.shape)
             for kind, packed in made.items():
-                packed.append(pack_linear(weight, weight_type=kind))
+                packed.append(pack_linear(weight, weight_type=kind, rounds_rows=rounded))
     return made
 
 
@@ -60,12 +60,13 @@ def measure(made: dict[WeightType, list[PackedLinear]], rows: int, turns: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SHAPES, default="M")
+    parser.add_argument("--rounded", action="store_true", help="round rows to bfloat16")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     use_threads(options.threads)
-    made = matrices(options.model)
+    made = matrices(options.model, options.rounded)
     sizes = [sum(packed.panels.nbytes for packed in made[kind]) for kind in KINDS]
     print(f"{options.model}: {sizes[1] / sizes[0]:.3f} of the memory")
     lines = []
@@ -74,7 +75,8 @@ def main() -> None:
         lines.append({"rows": rows, **found})
         print(f"{rows:4} rows: {found['ratio']:.3f} of the time")
     if options.out:
-        done = {"on": describe(), "model": options.model, "bytes": sizes, "results": lines}
+        about = {"on": describe(), "model": options.model, "is_rounded": options.rounded}
+        done = about | {"bytes": sizes, "results": lines}
         options.out.write_text(json.dumps(done, indent=1) + "\n")
 
 

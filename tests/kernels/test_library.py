@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -146,6 +148,15 @@ def test_the_library_needs_no_runtime_of_its_language() -> None:
     needed = [line for line in done.stdout.splitlines() if "NEEDED" in line]
     assert needed
     assert not [line for line in needed if "stdc++" in line or "libc++" in line or "gcc" in line]
+
+
+def test_an_interface_that_changes_gets_another_number() -> None:
+    """A library that was built before would crash, or read weights wrongly, and not be refused."""
+    folder = REPOSITORY / "kernels" / "native"
+    text = "".join((folder / name).read_text() for name in ("pagemesh_native.h", "slim_layout.h"))
+    code = "".join(re.sub("//.*", "", text).split())
+    known = (19, "f2a6828733a73e8c")
+    assert (library.ABI_VERSION, hashlib.sha256(code.encode()).hexdigest()[:16]) == known
 
 
 def test_a_build_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> None:

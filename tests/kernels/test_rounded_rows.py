@@ -79,5 +79,5 @@ def test_rows_are_given_in_strides_and_left_as_they_are(level: CpuLevel) -> None
 
 @pytest.mark.parametrize("weight_type", ["float32", "float16"])
 def test_weights_with_more_bits_than_a_bfloat16_are_refused(weight_type: WeightType) -> None:
-    with pytest.raises(ValueError, match=f"expected bfloat16 or int8 panels, got {weight_type}"):
+    with pytest.raises(ValueError, match=f"int8, slim_bfloat16 panels, got {weight_type}"):
         pack_linear(torch.randn(8, 4), weight_type=weight_type, rounds_rows=True)

@@ -11,6 +11,7 @@ from pagemesh.kernels.linear import reference, slim
 from pagemesh.kernels.linear.packed import PackedLinear, unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import linear, pack_linear, packed_shape
+from pagemesh.kernels.weight_types import WeightType
 
 BLOCK_DEPTHS = (152, 176, 184, 456, 472)
 """Values of K in a block with AVX2: up to 64 rows of 304, 1,408 and 904 the first three, of more
@@ -32,10 +33,13 @@ def drawn(n: int, k: int) -> torch.Tensor:
     return weight
 
 
-def both(weight: torch.Tensor) -> tuple[PackedLinear, PackedLinear]:
+def both(weight: torch.Tensor, rounds_rows: bool = False) -> tuple[PackedLinear, PackedLinear]:
     bias = torch.randn(len(weight))
-    kept = pack_linear(weight, bias, weight_type="slim_bfloat16")
-    return kept, pack_linear(weight, bias, weight_type="bfloat16")
+    kinds: tuple[WeightType, WeightType] = ("slim_bfloat16", "bfloat16")
+    kept, plain = (
+        pack_linear(weight, bias, weight_type=kind, rounds_rows=rounds_rows) for kind in kinds
+    )
+    return kept, plain
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 64), (16, 256), (37, 304), (107, 1408)])
@@ -50,11 +54,12 @@ def test_every_value_comes_back(n: int, k: int) -> None:
     assert torch.equal(found.bfloat16(), weight)
 
 
+@pytest.mark.parametrize("rounds_rows", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (107, 1408), (1333, 304)])
 def test_products_have_the_bits_of_bfloat16(
-    level: CpuLevel, n: int, k: int, with_threads: Callable[[int], None]
+    level: CpuLevel, n: int, k: int, rounds_rows: bool, with_threads: Callable[[int], None]
 ) -> None:
-    kept, plain = both(drawn(n, k))
+    kept, plain = both(drawn(n, k), rounds_rows)
     x = torch.randn(max(ROWS), k)
     # On matrix tiles, which have other bits, slim weights are not multiplied, and others are.
     rows_here = ROWS if level < CpuLevel.AMX else ROWS[:4]

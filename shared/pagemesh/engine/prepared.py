@@ -47,7 +47,7 @@ _FORMATS: dict[AskedType, str] = {
 }  # fmt: skip
 """Part of the file's name: weights prepared in another way go into another file."""
 _SLIM_FORMAT = "slim-panels16-2"
-"""Replaces the format of ``float32`` on machines that multiply faster with slim weights."""
+"""Replaces all but that of ``int8`` on machines that multiply faster with slim weights."""
 _STORED: dict[WeightType, tuple[str, int]] = {
     "float32": ("F32", 4), "int8": ("I8", 1), "bfloat16": ("BF16", 2), "float16": ("F16", 2),
     "slim_bfloat16": ("U8", 1),
@@ -104,18 +104,18 @@ def kept_digest(digest: bytes, weight_type: AskedType) -> bytes:
 
 def kept_type(parts: Iterable[torch.Tensor], weight_type: AskedType) -> WeightType:
     """How a matrix made of ``parts`` is kept when ``weight_type`` was asked for."""
-    if weight_type != "float32":
+    if weight_type == "int8":
         return weight_type
     found = list(parts)
-    exact = exact_type(*found)
-    if exact != "bfloat16" or not slim.pays():
-        return exact
-    return "slim_bfloat16" if slim.fits(joined(found)) else exact
+    kept = exact_type(*found) if weight_type == "float32" else weight_type
+    if kept != "bfloat16" or not slim.pays():
+        return kept
+    return "slim_bfloat16" if slim.fits(joined(found)) else kept
 
 
 def prepared_name(digest: bytes, weight_type: AskedType, made_by: str = "") -> str:
     """The name of a prepared file; ``made_by`` tells apart files of the same digest."""
-    form = _SLIM_FORMAT if weight_type == "float32" and slim.pays() else _FORMATS[weight_type]
+    form = _SLIM_FORMAT if weight_type != "int8" and slim.pays() else _FORMATS[weight_type]
     return f"{digest.hex()[:32]}.{made_by}{form}"
 
 

@@ -19,7 +19,7 @@ _DTYPES: dict[WeightType, torch.dtype] = {
 }  # fmt: skip
 TYPE_OF: dict[torch.dtype, WeightType] = {dtype: name for name, dtype in _DTYPES.items()}
 _HALVES: tuple[WeightType, ...] = ("bfloat16", "float16")
-ROUNDING_TYPES: tuple[WeightType, ...] = ("bfloat16", "int8")
+ROUNDING_TYPES: tuple[WeightType, ...] = ("bfloat16", "int8", "slim_bfloat16")
 """Types whose values bfloat16 holds exactly: products with bfloat16 are then exact in float32."""
 _CODE_MAX = 127
 _PANELS_AT_ONCE = 256
@@ -35,7 +35,7 @@ class PackedLinear:
     int8   [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
     slim_bfloat16   bytes, [ceil(n / 16), slim.panel_bytes(k)]
 
-    With ``rounds_rows``, for bfloat16 and int8 only, the rows that it is multiplied with are
+    With ``rounds_rows``, for ``ROUNDING_TYPES`` only, the rows that it is multiplied with are
     rounded to bfloat16, to the nearest, ties to even.
     """
 
@@ -56,7 +56,7 @@ class PackedLinear:
         if self.bias.shape not in {(0,), (self.n,)} or not self.bias.is_contiguous():
             raise ValueError(f"bias: expected [{self.n}] or [0], got {list(self.bias.shape)}")
         if self.rounds_rows and self.weight_type not in ROUNDING_TYPES:
-            types = " or ".join(ROUNDING_TYPES)
+            types = ", ".join(ROUNDING_TYPES)
             raise ValueError(f"rounds_rows: expected {types} panels, got {self.weight_type}")
 
     @property
