@@ -22,32 +22,32 @@ from pagemesh.cli.chat_stream import ChatError, answer_of, client, place, served
 from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
 from pagemesh.cli.main import EXIT_STOPPED
 from pagemesh.cli.options import check_variables
-from pagemesh.cli.param_types import Number
+from pagemesh.cli.param_types import Number, Whole
 from pagemesh.wire.errors import ConfigError
 
 EXIT_FAILED = 1
 _CONCURRENCY, _REQUESTS_EACH, _RATE_S = 8, 4, 10
 _WARM_TOKENS = 8
 _SEED_MAX = 1 << 31
-_TOKENS = click.IntRange(1)
+_TOKENS = Whole(1)
 
 
 @click.command()
-@click.option("--requests", "request_count", type=click.IntRange(1), metavar="N", default=None,
+@click.option("--requests", "request_count", type=Whole(1), default=None,
               help="Number of requests.  [default: 4 times --concurrency; with --rate, 10 seconds' "
               "worth]")  # fmt: skip
-@click.option("--concurrency", type=click.IntRange(1, 1 << 14), metavar="N", default=None,
+@click.option("--concurrency", type=Whole(1, 1 << 14), default=None,
               help="Requests in flight; each that ends starts another.  [default: 8]")  # fmt: skip
-@click.option("--rate", type=Number(0, 1 << 14, min_open=True), default=None, metavar="X",
+@click.option("--rate", type=Number(0, 1 << 14, min_open=True), default=None,
               help="Requests per second, at random moments; excludes --concurrency and sets no "
               "limit to requests in flight.")  # fmt: skip
-@click.option("--input-tokens", type=_TOKENS, metavar="N", default=512, show_default=True,
+@click.option("--input-tokens", type=_TOKENS, default=512, show_default=True,
               help="Tokens per prompt, drawn at random.")  # fmt: skip
-@click.option("--shared-tokens", type=click.IntRange(0), metavar="N", default=0, show_default=True,
+@click.option("--shared-tokens", type=Whole(0), default=0, show_default=True,
               help="Tokens that all prompts start with, part of --input-tokens.")  # fmt: skip
-@click.option("--output-tokens", type=_TOKENS, metavar="N", default=128, show_default=True,
+@click.option("--output-tokens", type=_TOKENS, default=128, show_default=True,
               help="Tokens per answer, exactly; sampling is greedy.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, _SEED_MAX), metavar="N", default=None,
+@click.option("--seed", type=Whole(0, _SEED_MAX), default=None,
               help="Seed of prompts and moments; repeated prompts may be cached.  "
               "[default: random]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")

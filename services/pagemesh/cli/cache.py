@@ -23,7 +23,7 @@ from pagemesh.cli.caching.cache_tables import (
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.gateway_url import client_config, gateway_flags
 from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected, fault_entry
-from pagemesh.cli.param_types import Counts, Digits
+from pagemesh.cli.param_types import Counts, Digits, Whole
 from pagemesh.cli.words import typed
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
@@ -73,8 +73,8 @@ def stats(as_json: bool, **arguments: Any) -> int:
 
 @cache.command()
 @click.option("--root", type=Digits(), default="", metavar="HEX", help=_ROOT_HELP)
-@click.option("--first", type=click.IntRange(0), default=0, help="Number of edges to skip.")
-@click.option("--limit", type=click.IntRange(1, LINES_MAX), default=100, show_default=True,
+@click.option("--first", type=Whole(0), default=0, help="Number of edges to skip.")
+@click.option("--limit", type=Whole(1, LINES_MAX), default=100, show_default=True,
               help="Maximum number of edges.")  # fmt: skip
 @_door
 def tree(root: str, first: int, limit: int, as_json: bool, **arguments: Any) -> int:
@@ -87,7 +87,7 @@ def tree(root: str, first: int, limit: int, as_json: bool, **arguments: Any) -> 
 @click.option("--by", type=click.Choice(["reuse", "size"]), default="reuse", show_default=True,
               help="Order: most prefill saved, or longest prefix.")  # fmt: skip
 @click.option("--root", type=Digits(), default="", metavar="HEX", help=_ROOT_HELP)
-@click.option("--limit", type=click.IntRange(1, LINES_MAX), default=20, show_default=True,
+@click.option("--limit", type=Whole(1, LINES_MAX), default=20, show_default=True,
               help="Maximum number of edges.")  # fmt: skip
 @_door
 def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
@@ -103,7 +103,7 @@ def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
 @click.option("--salt", default="", metavar="SALT", help="The cache_salt that the requests use.")
 @click.option("--root", metavar="HEX", help="The root of --tokens, 64 hexadecimal digits.")
 @click.option("--tokens", type=_TOKENS, help="The prefix as token ids; needs --root.")
-@click.option("--ttl-s", type=click.IntRange(1, PIN_TTL_S_MAX), metavar="SECONDS",
+@click.option("--ttl-s", type=Whole(1, PIN_TTL_S_MAX), metavar="SECONDS",
               help="Remove the pin after this time.  [default: never]")  # fmt: skip
 @gateway_flags
 @_door

@@ -23,7 +23,7 @@ from pagemesh.cli.chat_stream import (
 )
 from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
 from pagemesh.cli.options import check_variables
-from pagemesh.cli.param_types import Number
+from pagemesh.cli.param_types import Number, Whole
 from pagemesh.cli.word_wrap import WordWrap
 from pagemesh.cli.words import typed
 from pagemesh.wire.errors import ConfigError
@@ -35,7 +35,7 @@ _MESSAGE_COUNT_MAX = 200
 @click.command()
 @click.option("--once", metavar="TEXT", help="Ask TEXT, print the answer and exit.")
 @click.option("--system", metavar="TEXT", help="System message that starts the conversation.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
+@click.option("--max-tokens", type=Whole(1), default=512, show_default=True,
               help="Maximum tokens per answer, within what the context has left.")  # fmt: skip
 @click.option("--temperature", type=Number(0, 2), default=None,
               help="Sampling temperature; 0 is greedy.  [default: the model's, or 1]")  # fmt: skip

@@ -12,10 +12,12 @@ from pagemesh.runtime.sizes import parse_size
 from pagemesh.wire.cache_messages import RootStart
 
 _DIGITS_MAX = 12
+_UNITLESS_BYTES_MIN = 1 << 16
 
 
 class Size(click.ParamType[int]):
-    """A size such as ``512MiB`` or ``8GB``."""
+    """A size such as ``512MiB`` or ``8GB``. A small one without a unit, such as ``24``, is refused:
+    it was meant as anything but bytes."""
 
     name = "size"
 
@@ -23,13 +25,30 @@ class Size(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return parse_size(value)
+            size = parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if 0 < size < _UNITLESS_BYTES_MIN and value.strip()[-1].isdigit():
+            self.fail(f"{value!r} would be bytes; give it a unit, as in {value}GB", param, ctx)
+        return size
+
+
+class Whole(click.IntRange):
+    """A whole number in a range. Click would call it an *integer range*, in errors too."""
+
+    name = "whole number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
 
 
 class Number(click.FloatRange):
     """A number in a range. Click alone would accept NaN, since no comparison with it is true."""
+
+    name = "number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "X"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

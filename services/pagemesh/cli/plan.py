@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pagemesh.cli.options import check_variables
-from pagemesh.cli.param_types import Counts, Number, Size
+from pagemesh.cli.param_types import Counts, Number, Size, Whole
 from pagemesh.cli.planning.assemble import TYPE_ASSUMED, Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.lifetime import Pace
@@ -30,8 +30,8 @@ from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.runtime.user_paths import expanded, naming
 from pagemesh.wire.errors import ConfigError, shown_name
 
-_SIZE, _TOKENS = Size(), click.IntRange(1, 1 << 31)
-_SPEED = click.IntRange(1, 1 << 31)
+_SIZE, _TOKENS = Size(), Whole(1, 1 << 31)
+_SPEED = Whole(1, 1 << 31)
 _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 
 
@@ -42,7 +42,7 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
               show_default=True, help="Share of --memory for weights and KV.")  # fmt: skip
 @click.option("--pool-bytes", type=_SIZE, help="KV memory of all devices; excludes --memory.  "
               "[default: the pool of `pagemesh up`]")  # fmt: skip
-@click.option("--tensor-parallel", type=click.IntRange(1, DEVICE_COUNT_MAX), default=1,
+@click.option("--tensor-parallel", type=Whole(1, DEVICE_COUNT_MAX), default=1,
               show_default=True, help="Devices that split each layer.")  # fmt: skip
 @click.option("--kv-dtype", metavar="TYPE", default=None,
               help=f"Type of K and V: {', '.join(FORMATS)}.  [default: the checkpoint's; without "
@@ -51,16 +51,16 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
               help="Type of the weights, counted as on a GPU if PAGEMESH_DEVICE is cuda or there "
               "are several devices, else as on a CPU.  [default: the checkpoint's]")  # fmt: skip
 @click.option("--weights", type=_SIZE, help="Size of the weights.  [default: from the model]")
-@click.option("--page-size", type=click.IntRange(1, 256),
+@click.option("--page-size", type=Whole(1, 256),
               help="Tokens per page.  [default: as in `pagemesh up`]")  # fmt: skip
 @click.option("--session-tokens", type=_TOKENS,
               help="Tokens per session.  [default: several lengths up to the context]")  # fmt: skip
-@click.option("--shared-tokens", type=click.IntRange(0, 1 << 31), default=0,
+@click.option("--shared-tokens", type=Whole(0, 1 << 31), default=0,
               help="Tokens that all sessions start with.")  # fmt: skip
 @click.option("--lengths", type=_LENGTHS, default=(), help="Sequence lengths to show the waste of.")
 @click.option("--reserve-tokens", type=_TOKENS,
               help="Tokens reserved by contiguous allocation.  [default: the context]")  # fmt: skip
-@click.option("--answer-tokens", type=click.IntRange(0, 1 << 24), default=256, show_default=True,
+@click.option("--answer-tokens", type=Whole(0, 1 << 24), default=256, show_default=True,
               help="Tokens at the end of a sequence that are its answer.")  # fmt: skip
 @click.option("--prompt-speed", type=_SPEED, default=5_000, show_default=True,
               help="Prefill speed of a prompt, in tokens per second.")  # fmt: skip

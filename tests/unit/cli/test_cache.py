@@ -204,6 +204,7 @@ def test_each_answer_is_told_in_words(door: Door, capsys: pytest.CaptureFixture[
         ("pin --text=", "--text has nothing to pin"),
         ("pin --messages nowhere.json", "nowhere.json: No such file or directory"),
         ("tree --limit 501", "--limit"),
+        ("tree --limit 2.5", "'2.5' is not a valid whole number"),
         ("tree --root xy", "'xy' is not hexadecimal digits, 64 at most"),
         (f"top --root {ROOT}0", "0' is not hexadecimal digits, 64 at most"),
         ("invalidate --root xy", "'xy' is not hexadecimal digits, 64 at most"),
@@ -273,7 +274,8 @@ def test_a_gateway_without_workers_or_without_itself_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prefix = cache_prefix.Prefix("word", None, "", None, None)
-    with pytest.raises(ConfigError, match=r"no gateway at http://127\.0\.0\.1:1"):
+    start = "start one with `pagemesh up`"
+    with pytest.raises(ConfigError, match=rf"no gateway at http://127\.0\.0\.1:1 .*; {start}"):
         cache_prefix.prefixes(prefix, ClientConfig(url="http://127.0.0.1:1"))
     gateway(monkeypatch, httpx.Response(200, json={"tokens": [7], "cache_roots": []}))
     with pytest.raises(ConfigError, match="no worker serves a model at"):

@@ -64,7 +64,8 @@ def _tokenized(config: ClientConfig, body: dict[str, Any]) -> Tokenized:
             answer = http.post("/tokenize", json=body)
         except httpx.HTTPError as error:
             raise tls_failure(http, error) or ConfigError(
-                f"no gateway at {place(http)} ({type(error).__name__}); name it with --url"
+                f"no gateway at {place(http)} ({type(error).__name__}); start one with "
+                "`pagemesh up`, or name another with --url or its pool folder with --pool-dir"
             ) from None
         return answer_of(answer, Tokenized)
 
