@@ -1,13 +1,12 @@
 """Makes ``.venv`` with everything that pagemesh needs, at the versions of ``constraints.txt``.
 
 The Makefile calls it with the virtual environment's folder. It uses only the standard library, and
-syntax that older Pythons can parse, so that one that is too old gets a one-line error. Where
-packages come from is up to pip's configuration; no index is named here.
+syntax and hints that older Pythons understand, so that one that is too old gets a one-line error.
+Where packages come from is up to pip's configuration; no index is named here.
 """
 
-from __future__ import annotations
-
 import ctypes.util
+import importlib.util
 import json
 import os
 import shlex
@@ -53,7 +52,9 @@ def _set_up() -> int:
     _say(f"making {venv} (a few minutes the first time)")
     os.environ["PIP_USER"] = "0"  # pip refuses ``user`` of a pip.conf in a venv
     if not has_pip(python) and _make(venv) != 0:
-        return _stop("`python3 -m venv` failed: install the venv module (Debian: python3-venv)")
+        if importlib.util.find_spec("ensurepip") is None:
+            return _stop("`python3 -m venv` failed: install the venv module (Debian: python3-venv)")
+        return _stop(f"{venv} could not be made; see the message above and the room on its disk")
     if _pip(python, "install", _pinned("pip")) != 0:
         return _stop("pip could not install itself; its message is above")
     cuda = cuda_requirements(_report(python, _pinned("torch")))
@@ -99,7 +100,7 @@ def has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or bool(ctypes.util.find_library("cuda"))
 
 
-def cuda_requirements(report: dict[str, object]) -> list[str]:
+def cuda_requirements(report: "dict[str, object]") -> "list[str]":
     """The requirements in a pip installation report that only a CUDA build of torch has."""
     found: list[str] = []
     installs = report.get("install")
@@ -110,7 +111,7 @@ def cuda_requirements(report: dict[str, object]) -> list[str]:
     return found
 
 
-def _report(python: Path, requirement: str) -> dict[str, object]:
+def _report(python: Path, requirement: str) -> "dict[str, object]":
     """pip's report on what it would install for ``requirement``: metadata only, no dependencies."""
     command = [
         str(python), "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed",
@@ -159,7 +160,7 @@ def _pip(python: Path, *arguments: str) -> int:
     return code
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: "subprocess.Popen[str]") -> None:
     """Wait for a process to end that has got the terminal's Ctrl-C as well; kill it if it does
     not."""
     try:
@@ -200,7 +201,7 @@ class Progress:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self._thread.start()
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import io
 import os
@@ -115,6 +116,33 @@ def test_an_environment_that_was_left_half_made_has_no_pip(tmp_path: Path) -> No
     assert not set_up.has_pip(tmp_path / "none")
     assert not set_up.has_pip(fake_python(tmp_path, "exit 1"))
     assert set_up.has_pip(fake_python(tmp_path, "exit 0"))
+
+
+def test_a_python_that_is_too_old_gets_as_far_as_the_line_that_says_so() -> None:
+    tree = ast.parse(Path(set_up.__file__).read_text(), feature_version=(3, 6))
+    found = list(ast.walk(tree))
+    assert not any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in found)
+    functions = [node for node in found if isinstance(node, ast.FunctionDef)]
+    hints = [each.annotation for node in functions for each in node.args.args]
+    for hint in (*hints, *(node.returns for node in functions)):
+        assert not isinstance(hint, ast.Subscript | ast.BinOp), f"line {hint.lineno}: quote it"
+
+
+@pytest.mark.parametrize(
+    ("module", "told"), [(None, "install the venv module"), ("there", "room on its disk")]
+)
+def test_a_venv_that_cannot_be_made_is_not_always_for_want_of_the_module(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    module: str | None,
+    told: str,
+) -> None:
+    monkeypatch.setattr(set_up, "_make", lambda _venv: 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: module)
+    monkeypatch.setattr(sys, "argv", ["set_up.py", str(tmp_path / "venv")])
+    assert set_up.main() == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.fixture
