@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,23 @@ async def test_a_server_is_believed_when_the_given_authority_vouches_for_it(
             assert url in said and "not trusted (self" in said and "PAGEMESH_NATS_TLS_CA" in said
             assert "start one there" not in said
             assert (f"which {ca_file!r} is not" in said) is bool(ca_file)
+
+
+def test_a_command_that_is_refused_over_tls_says_so_in_one_line(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    mine = identities["server"]
+    users = 'authorization { users: [{ user: "a", password: "another" }] }\n'
+    with NatsServer(tmp_path, extra=tls_block(mine) + users) as server:
+        flags = ["--nats", server.url, "--nats-tls-ca", mine.certificate, "--nats-user", "a"]
+        command = [sys.executable, "-m", "pagemesh.cli", "cache", "stats", *flags]
+        secret = {**os.environ, "PAGEMESH_NATS_PASSWORD": PASSWORD}
+        done = subprocess.run(
+            command, env=secret, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "refused user and password" in line
 
 
 async def test_a_certificate_for_another_name_is_told_so_and_not_called_untrusted(

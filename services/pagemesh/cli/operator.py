@@ -24,6 +24,7 @@ from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import load
 from pagemesh.runtime.ids import new_service_name
+from pagemesh.runtime.logs import quiet_libraries
 from pagemesh.runtime.settings import BusConfig, HostConfig
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import ConfigError, Fault, Malformed, NotReady, fault
@@ -134,6 +135,7 @@ def _choice(base: Path, files: Iterable[Path]) -> str:
 @asynccontextmanager
 async def _bus(config: BusConfig) -> AsyncIterator[Bus]:
     """A connection as operator. Raises ``ConfigError``; its message says if no server was named."""
+    quiet_libraries()
     async with AsyncExitStack() as stack:
         name = new_service_name("cli")
         try:

@@ -47,6 +47,11 @@ def set_up_logs(
     _configure(config, facts, renderer, out)
     # Libraries log through the standard module; only their errors are wanted.
     logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Keep from people what libraries log of errors that we report ourselves."""
     for name in ("nats", "opentelemetry", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
