@@ -1,7 +1,10 @@
-"""The bus of a service says in a metric whether it is connected."""
+"""The bus of a service says whether it is connected, and with which server."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from structlog.testing import capture_logs
 from tests.integration.test_bus_faults import reaches
 
 from pagemesh.runtime.bus import BusState
@@ -29,3 +32,18 @@ async def test_a_service_measures_whether_it_is_connected(nats_server: NatsServe
         nats_server.start()
         await reaches(bus, BusState.CONNECTED)
     assert measured() == 0
+
+
+async def test_of_several_servers_the_one_lost_and_the_one_found_are_named(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "a") as first, NatsServer(tmp_path / "b") as second:
+        config = BusConfig(url=f"{first.url},nats://u:hush@127.0.0.1:{second.port}")
+        first.kill()
+        async with service_bus(config, role="client", name="a") as bus:
+            await reaches(bus, BusState.CONNECTED)
+            first.start()
+            with capture_logs() as logs:
+                second.kill()
+                await reaches(bus, BusState.RECONNECTING)
+                await reaches(bus, BusState.CONNECTED)
+    told = {line["event"]: line["url"] for line in logs if line["event"] != "bus.unreachable"}
+    assert told == {"bus.lost": second.url, "bus.connected": first.url}

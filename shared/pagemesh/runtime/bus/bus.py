@@ -336,9 +336,9 @@ class Bus:
                     await self._link.lost.wait()
                     await self._release(self._link)
                     pause_ms, tries = self.config.reconnect_wait_ms, 0
-                await self._adopt(await self._open())
+                await self._adopt(link := await self._open())
                 self.counters.connects += 1
-                _log.info("bus.connected", url=self.config.shown_url)
+                _log.info("bus.connected", url=link.url)
             except Exception as error:
                 # Unforeseen errors too: if this task ended, the bus would never recover.
                 self._last_problem = str(error) or type(error).__name__
@@ -381,7 +381,7 @@ class Bus:
         self._link = None
         self._connected.clear()
         self._last_problem = link.reason
-        _log.warning("bus.lost", url=self.config.shown_url, reason=link.reason)
+        _log.warning("bus.lost", url=link.url, reason=link.reason)
         self._set_state(BusState.RECONNECTING)
         self._replies.fail_all(
             Disconnected(f"the connection to NATS was lost: {link.reason}", retry_after_ms=100)

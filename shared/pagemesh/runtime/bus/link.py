@@ -30,6 +30,7 @@ import nats.errors
 from pagemesh.runtime.bus.messages import Headers, Outgoing, check_size, check_subject
 from pagemesh.runtime.bus.nats_client import DirectClient, OnMessage, header_block
 from pagemesh.runtime.bus.tls import distrust, tls_context
+from pagemesh.runtime.ports import shown_urls
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.runtime.supervise import to_next_s
 from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
@@ -64,6 +65,8 @@ class Link:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.lost = asyncio.Event()
         self.reason = ""
+        self.url = ""
+        """The server's, one of those configured."""
 
     @classmethod
     async def open(
@@ -125,6 +128,7 @@ class Link:
         except asyncio.CancelledError:
             await link.close()
             raise
+        link.url = shown_urls(client.connected_url.geturl())
         client.read_straight(link._spawn)
         link._spawn(link._watch())
         return link
