@@ -10,7 +10,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgpack
 import pytest
+from structlog.testing import capture_logs
 
 from pagemesh.cli import up
 from pagemesh.cli.mesh.roster import check_host_is_free
@@ -182,6 +184,25 @@ async def test_garbage_on_the_presence_subject_changes_nothing(nats_server: Nats
         await asyncio.sleep(0.2)
         assert not task.done()
         assert [change for change in changes if not isinstance(change, Joined)] == []
+
+
+async def test_an_announcement_of_another_version_is_told_of_once(nats_server: NatsServer) -> None:
+    changes: list[Change] = []
+    newer = {"role": "pager", "name": "p1", "host": "h", "heat": 1}
+    data: bytes = msgpack.packb([1, "presence.announce", newer])
+    with capture_logs() as logs:
+        async with (
+            present(nats_server, "gateway", "gw", 1, changes),
+            Bus.connect(BusConfig(url=nats_server.url), role="decode", name="newer") as bus,
+        ):
+            await until(lambda: kinds(changes, "gw") == ["Joined"])
+            for _ in range(3):
+                bus.publish(subjects.PRESENCE, data)
+            await until(lambda: bool(logs))
+            await bus.barrier()
+    [line] = [line for line in logs if line["event"] == "presence.not_understood"]
+    assert line["sender"] == {"role": "pager", "name": "p1", "host": "h"}
+    assert "heat" in str(line["error"]) and "one version" in line["next"]
 
 
 async def test_who_may_only_ask_is_answered_and_can_forge_no_good_bye(

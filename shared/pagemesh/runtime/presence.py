@@ -9,6 +9,7 @@ from functools import lru_cache
 from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.directory import Change, Directory
+from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import send
 from pagemesh.runtime.supervise import Ticks, to_next_s
 from pagemesh.wire import codec, subjects
@@ -30,6 +31,12 @@ _LOOK_MS = 500
 _READ_MS = 100
 """How long this process reads what came in while it stood still, before anybody counts as silent.
 """
+_STRANGERS_PERIOD_MS = 60_000
+_ONE_VERSION = (
+    "the sender is ignored; most likely it is of another version of pagemesh: run one version "
+    "everywhere, or give each a NATS server of its own"
+)
+_log = get_logger(__name__)
 
 
 class Presence:
@@ -60,6 +67,7 @@ class Presence:
         self._lost_after_ms = lost_after_ms
         self._wanted = asyncio.Event()
         self._looked_ms = clock.now_ms()
+        self._strangers_due_ms = 0
         bus.on_state(self._on_bus_state)
 
     def announce_soon(self) -> None:
@@ -105,10 +113,22 @@ class Presence:
             return  # the bus is down; when it is back, every service announces itself again
 
     def _admit(self, delivery: Delivery) -> None:
-        message = _announced(delivery.data)
+        try:
+            message = _announced(delivery.data)
+        except Malformed as fault:
+            self._warn_of_stranger(delivery.data, fault)
+            raise
         if not isinstance(message, Announce):
             raise Malformed("the presence subject accepts only Announce messages")
         self._tell(self.directory.hear(message, self._clock.now_ms()))
+
+    def _warn_of_stranger(self, data: bytes, fault: Malformed) -> None:
+        """Otherwise that service would be ignored without a word."""
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._strangers_due_ms:
+            self._strangers_due_ms = now_ms + _STRANGERS_PERIOD_MS
+            who = codec.outline(data, "role", "name", "host")
+            _log.warning("presence.not_understood", sender=who, error=fault, next=_ONE_VERSION)
 
     def _asked(self, delivery: Delivery) -> None:
         if not isinstance(codec.decode(delivery.data), AskPresence):

@@ -17,6 +17,7 @@ from pagemesh.wire.messages import SCHEMA_VERSION, Message, name_of
 
 MESSAGE_BYTES_MAX = 64 << 20
 _DEPTH_ITEMS_MAX = 1 << 17
+_OUTLINE_FIELDS_MAX = 64
 T = TypeVar("T", bound=Message)
 
 
@@ -69,3 +70,14 @@ def decode_as(data: bytes, *kinds: type[T]) -> T:
         raise message.error()
     wanted = " or ".join(name_of(kind) for kind in kinds)
     raise Malformed(f"expected {wanted}, got {name_of(type(message))}")
+
+
+def outline(data: bytes, *names: str) -> dict[str, str]:
+    """Short texts among the fields ``names`` of a message that ``decode`` does not take, as far as
+    they can be found: to tell people whose it is, and for nothing else. Never raises."""
+    try:
+        body = msgpack.unpackb(data, max_ext_len=0, max_map_len=_OUTLINE_FIELDS_MAX)[2]
+        found = {name: body[name] for name in names if name in body}
+    except Exception:  # these bytes may be anything
+        return {}
+    return {name: text[:64] for name, text in found.items() if isinstance(text, str)}

@@ -242,3 +242,17 @@ def test_names_in_messages_are_single_subject_tokens() -> None:
         }  # fmt: skip
         with pytest.raises(Malformed):
             codec.decode(pack([SCHEMA_VERSION, "presence.announce", body]))
+
+
+@example(data=pack([9, "later", {"name": "n" * 99, "host": 5, "role": b"x"}]))
+@given(data=st.binary(max_size=200))
+@LENIENT
+def test_an_outline_is_short_texts_or_nothing(data: bytes) -> None:
+    found = codec.outline(data, "role", "name", "host")
+    assert set(found) <= {"role", "name", "host"}
+    assert all(isinstance(text, str) and len(text) <= 64 for text in found.values())
+
+
+def test_an_outline_tells_whose_message_of_another_version_it_is() -> None:
+    data = pack([9, "later", {"name": "p1", "role": "pager", "heat": 3}])
+    assert codec.outline(data, "role", "name", "host") == {"role": "pager", "name": "p1"}
