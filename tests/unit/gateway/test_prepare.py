@@ -61,6 +61,12 @@ def test_a_prompt_may_fill_the_context_with_its_answer_to_the_last_token(
         fitted(1)
 
 
+@pytest.mark.parametrize("said", ["this model's maximum context length is", "prompt is too long"])
+def test_clients_know_too_long_a_prompt_by_the_words_of_one_library_or_another(said: str) -> None:
+    with pytest.raises(ApiError, match=said):
+        fit(chat(), [np.ones(81, "<u4")], FACTS, frozenset(), seed=1)
+
+
 def test_a_search_has_no_more_pages_than_its_tenant() -> None:
     prompt = np.ones(10, "<u4")
     ask = completion(use_beam_search=True, beam_width=2, max_tokens=16)

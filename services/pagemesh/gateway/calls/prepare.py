@@ -203,11 +203,11 @@ def limit_of(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> L
 
 def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: Limit) -> None:
     """Raises ``ApiError`` when a prompt of ``prompt_tokens`` tokens, ``shown`` in the message,
-    leaves no room for an answer."""
+    leaves no room for an answer. LangChain recognises that by "prompt is too long"."""
     limit, said = most
     if prompt_tokens + (0 if ask.max_tokens == 0 else 1) > limit:
         so = "" if prompt_tokens > limit else ", which leaves no room for an answer"
-        message = f"{said}; the prompt has {shown}{so}"
+        message = f"{said}; the prompt is too long: it has {shown}{so}"
         param = "messages" if ask.chat else "prompt"
         raise ApiError(400, message, param, "context_length_exceeded")
 
