@@ -40,6 +40,15 @@ async def test_a_body_that_comes_with_an_offer_of_http_2_is_read(
     assert b'"text":"cba"' in answer
 
 
+@pytest.mark.parametrize("fields", [H2C + CLOSE, H2C.replace(b": Upgrade", b": close, Upgrade")])
+async def test_an_offer_on_a_connection_that_is_to_be_closed_is_declined_by_an_answer(
+    mesh: FakeMesh, fields: bytes
+) -> None:
+    answer = await answered(mesh, post(fields, b"content-length: %d\r\n" % len(BODY)))
+    assert answer.startswith(b"HTTP/1.1 200") and b'"text":"cba"' in answer
+    assert (await answered(mesh, LIVE + fields + b"\r\n")).startswith(b"HTTP/1.1 200")
+
+
 async def test_an_offer_without_a_body_is_declined_by_an_answer(mesh: FakeMesh) -> None:
     answer = await answered(mesh, LIVE + WEBSOCKET + b"\r\n", LIVE + CLOSE + b"\r\n")
     assert answer.count(b"HTTP/1.1 200") == 2

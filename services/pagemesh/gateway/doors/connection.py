@@ -264,9 +264,10 @@ def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
 
 
 class _Parser(httptools.HttpRequestParser):
-    """Parses a head that offers another protocol once more without the offer. httptools takes all
-    that follows the offer, with the request's body, for the other protocol: bodies from Java's
-    client, which offers HTTP/2, were empty."""
+    """Has a head that offers another protocol parsed once more without the offer. httptools takes
+    all that follows the offer, with the request's body, for the other protocol: bodies from Java's
+    client, which offers HTTP/2, were empty. A parser of its own goes on from there, since one that
+    was offered a protocol together with ``connection: close`` parses nothing any more."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -275,14 +276,15 @@ class _Parser(httptools.HttpRequestParser):
             self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
-        left = memoryview(data)
+        connection, left = self._connection, memoryview(data)
         while len(left):
             try:
-                super().feed_data(left)
+                httptools.HttpRequestParser.feed_data(connection.parser, left)
             except httptools.HttpParserUpgrade as offer:
-                if not self._connection.is_offered:
+                if not connection.is_offered:
                     raise
-                left = left[offer.args[0] :]
-                super().feed_data(self._connection.head_without_offer)
+                left, head = left[offer.args[0] :], connection.head_without_offer
+                connection.parser = _Parser(connection)
+                connection.parser.feed_data(head)
             else:
                 return
