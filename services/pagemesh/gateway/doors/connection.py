@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -101,8 +102,8 @@ class Connection(HttpToolsProtocol):
             self.data_received(b"")
         if self._gathered_bytes:  # received during the answer, with no time limit
             self._expect_head()
-        if self._in_body and self.cycle.response_complete:
-            self._start_timer()  # answered before its body came: the rest is dropped
+        if self.is_answered_early:
+            self._start_timer()
 
     def _take(self, data: bytes) -> None:
         self._expect_head()
@@ -122,7 +123,8 @@ class Connection(HttpToolsProtocol):
         self._in_body = True
         self._stop_timer()
         super().on_headers_complete()
-        self.cycle.transport = _Answer(self.transport)  # type: ignore[assignment]
+        answer = _Answer(self.transport, is_early=lambda: self.is_answered_early)
+        self.cycle.transport = answer  # type: ignore[assignment]
         if len(self.pipeline) < AHEAD_COUNT_MAX:  # or a disconnect would go unnoticed
             self.flow.resume_reading()
 
@@ -138,7 +140,17 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         super().on_message_complete()
         if self.cycle.response_complete:  # uvicorn counts idle time only from the answer's end
-            self._expect_head()
+            if self.cycle.keep_alive:
+                self._expect_head()
+            else:
+                self.transport.close()
+
+    @property
+    def is_answered_early(self) -> bool:
+        """Whether the last request has its answer and part of its body is still to come. It is read
+        and dropped: if the connection were closed, the system would tell the client so while it
+        sends, and it would not see the answer."""
+        return self._in_body and self.cycle.response_complete
 
     @property
     def head_without_offer(self) -> bytes:
@@ -213,8 +225,12 @@ class _Answer:
     """A request's transport for its answer: sends the head together with the first of the body. Two
     writes would be two system calls, and wake the client twice."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, *, is_early: Callable[[], bool] = lambda: False
+    ) -> None:
+        """While ``is_early`` nothing is closed: see ``Connection.is_answered_early``."""
         self._transport = transport
+        self._is_early = is_early
         self._has_begun = False
         self._head = b""
         """Not written yet."""
@@ -235,7 +251,8 @@ class _Answer:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if not self._is_early():
+            self._transport.close()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
