@@ -216,6 +216,8 @@ class Door:
         ``Gone`` if there is no such root."""
         trees = self._books.forest.trees
         if message.what == "idle":
+            if message.name:
+                raise Malformed("idle is of every root, model and tenant: leave name out")
             self._tiers.retire(RetiredRoots(everything=True))
             for tree in trees.values():
                 self._sweeps.add(tree, self._books.pool.last_sequence)

@@ -57,3 +57,10 @@ def test_a_root_that_has_blanks_in_its_name_is_none(rig: Rig) -> None:
     """What is remembered of it could not be read again."""
     answer = rig.ask(InvalidateCache(what="root", name="ab" * 31 + "  "))
     assert isinstance(answer, Refused) and answer.code == "Gone"
+
+
+def test_one_name_cannot_free_what_is_idle_of_everybody(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, range(8), terms=CacheTerms(tenant="alice"))
+    answer = rig.ask(InvalidateCache(what="idle", name="bob"))
+    assert isinstance(answer, Refused) and answer.code == "Malformed"
+    assert "leave name out" in answer.message and len(rig.cached) == 2
