@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def test_the_pins_of_another_pool_are_not_believed(tmp_path: Path) -> None:
     assert PinFile(tmp_path / "other.pool", 7).read() == ()
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "bit", "kind", "folder"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "bit", "kind", "folder", "pipe"])
 def test_a_file_that_is_not_whole_is_not_believed(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "host.pins"
     PinFile(tmp_path / "host.pool", 7).write(PINS)
@@ -186,12 +187,12 @@ def test_a_file_that_is_not_whole_is_not_believed(tmp_path: Path, damage: str) -
         "bit": whole.replace(b'"pages":3', b'"pages":2'),
         "kind": xxh3_128_hexdigest(strange).encode() + b"\n" + strange,
     }  # fmt: skip
-    assert damage == "folder" or torn[damage] != whole
-    if damage == "folder":
-        file.unlink()
-        file.mkdir()
-    else:
+    assert torn.get(damage) != whole
+    if damage in torn:
         file.write_bytes(torn[damage])
+    else:
+        file.unlink()
+        file.mkdir() if damage == "folder" else os.mkfifo(file)
     assert PinFile(tmp_path / "host.pool", 7).read() == ()
 
 

@@ -45,6 +45,8 @@ class KeptFile(Generic[K]):
     def read(self) -> K | None:
         """The value in the file; None if there is none that can be trusted."""
         try:
+            if self.path.is_fifo():  # opening it would wait for somebody who writes
+                raise OSError("it is a pipe")
             with self.path.open("rb") as file:
                 found = file.read(_BYTES_MAX + 1)
             check, _, body = found.partition(b"\n")
