@@ -72,8 +72,9 @@ def test_a_search_has_no_more_pages_than_its_tenant() -> None:
     ask = completion(use_beam_search=True, beam_width=2, max_tokens=16)
     assert fit(ask, [prompt], FACTS, frozenset(), seed=1)
     assert fit(ask, [prompt], FACTS, frozenset(), seed=1, quota_tokens=64)
-    with pytest.raises(ApiError, match=r"64 token slots.* 48:"):
+    with pytest.raises(ApiError, match=r"64 token slots.* 48:") as caught:
         fit(ask, [prompt], FACTS, frozenset(), seed=1, quota_tokens=48)
+    assert caught.value.code == "quota_exceeded" and "your quota" in str(caught.value)
 
 
 # The prompt's tokens ------------------------------------------------------------------------

@@ -67,19 +67,24 @@ def _width(form: Common, n: int) -> int:
 
 
 def fit_beams(
-    ask: Ask, beams: Beams, prompt_tokens: int, max_tokens: int, pool_pages: int, page_size: int
-) -> int:
-    """How many tokens each beam may have: ``max_tokens``, or what fits ``pool_pages`` when the
-    client set no limit. Raises ``ApiError`` if the search does not fit."""
+    ask: Ask, beams: Beams, prompt_tokens: int, max_tokens: int,
+    *, pool_pages: int, quota_pages: int, page_size: int,
+) -> int:  # fmt: skip
+    """How many tokens each beam may have: ``max_tokens``, or what fits the pool and the tenant's
+    quota when the client set no limit. Raises ``ApiError`` if the search does not fit."""
+    pages = min(pool_pages, quota_pages)
     if ask.max_tokens is None:
         shared = (prompt_tokens - 1) // page_size
-        each = (pool_pages - shared) // beams.width
+        each = (pages - shared) // beams.width
         max_tokens = min(max_tokens, (shared + each) * page_size - prompt_tokens + 1)
     needed = beams.pages_max(prompt_tokens, max(max_tokens, 1), page_size)
-    if needed > pool_pages or max_tokens < 1:
+    if needed > pages or max_tokens < 1:
+        there, code = f"there are only {pages * page_size}", "context_length_exceeded"
+        if quota_pages < pool_pages:
+            there, code = f"your quota is {pages * page_size}", "quota_exceeded"
         message = (
-            f"{beams.width} beams may need {needed * page_size} token slots, but there are only "
-            f"{pool_pages * page_size}: lower {ask.max_tokens_name} or beam_width"
+            f"{beams.width} beams may need {needed * page_size} token slots, but {there}: lower "
+            f"{ask.max_tokens_name} or beam_width"
         )
-        raise ApiError(400, message, "beam_width", "context_length_exceeded")
+        raise ApiError(400, message, "beam_width", code)
     return max_tokens

@@ -103,8 +103,11 @@ def fit(
     for index, (asked, prompt) in enumerate(zip(ask.prompts, prompts, strict=True)):
         limit = _max_tokens(ask, len(prompt), most, quota_tokens)
         if ask.beams is not None:
-            pages = min(facts.pool_pages, quota_tokens // facts.page_size)
-            limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
+            quota_pages, size = quota_tokens // facts.page_size, facts.page_size
+            limit = fit_beams(
+                ask, ask.beams, len(prompt), limit,
+                pool_pages=facts.pool_pages, quota_pages=quota_pages, page_size=size,
+            )  # fmt: skip
         if ask.min_tokens > limit:
             raise bad("min_tokens", f"min_tokens {ask.min_tokens} exceeds the {limit} that fit")
         goes_on = not isinstance(asked, ChatPrompt) or asked.continue_final_message
