@@ -40,7 +40,7 @@ from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
-_CONFIG_VERSION = 5
+_CONFIG_VERSION = 6
 """Raise it when the meaning of ``DecoderConfig`` changes, or which configurations are refused."""
 
 
@@ -179,14 +179,21 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
     key = hashlib.sha256(made_by.encode() + content).hexdigest()
     known = cache / f"config-{key[:32]}.json"
     try:
-        return msgspec.json.decode(known.read_bytes(), type=DecoderConfig)
+        check, _, kept = known.read_bytes().partition(b"\n")
+        if check == _check(kept):  # or one changed digit would give wrong tokens
+            return msgspec.json.decode(kept, type=DecoderConfig)
     except (OSError, msgspec.MsgspecError):
-        pass  # not known yet, or a file torn at an earlier time
+        pass  # not known yet, or another pagemesh's
     config = decoder_config(read_config(folder), where=f"model {folder}")
     if not path.is_file() or path.read_bytes() != content:
         raise changed(path)  # else the result would be kept under the wrong content for good
-    remember(known, msgspec.json.encode(config))
+    kept = msgspec.json.encode(config)
+    remember(known, _check(kept) + b"\n" + kept)
     return config
+
+
+def _check(kept: bytes) -> bytes:
+    return hashlib.sha256(kept).hexdigest().encode()
 
 
 def with_own_head(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:

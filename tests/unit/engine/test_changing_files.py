@@ -180,3 +180,15 @@ def test_modules_are_not_kept_under_the_name_of_what_was_replaced(
         fallback_loading.load_fallback(folder, name="m", page_size=16, cache=cache)
     assert not list(cache.glob("*modules*.safetensors"))
     shutil.rmtree(cache)
+
+
+def test_a_remembered_configuration_is_not_believed_once_a_digit_of_it_has_changed(
+    folder: Path,
+) -> None:
+    cache = folder.parent / "cache"
+    config = load_model(folder, name="m", page_size=16, cache=cache).config
+    (memo,) = cache.glob("config-*")
+    changed = memo.read_bytes().replace(b'"scale":1.0', b'"scale":1.5')
+    assert changed != memo.read_bytes()
+    memo.write_bytes(changed)
+    assert load_model(folder, name="m", page_size=16, cache=cache).config == config
