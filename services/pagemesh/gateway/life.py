@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagemesh.gateway import measures
+from pagemesh.gateway.api.api_errors import from_fault
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.calls.request import RequestCore
@@ -149,8 +150,15 @@ class Life:
                 self._around.spawn(self._abort(command), "abort")
             case ev.SendResend():
                 self._around.spawn(self._resend(command), "resend")
-            case ev.Ended():
+            case ev.Ended(outcome):
+                self._log_if_untold(outcome)
                 self._end(command)
+
+    def _log_if_untold(self, outcome: object) -> None:
+        """Log what a client is not told: only that there is an error in the mesh."""
+        if isinstance(outcome, ev.Failed) and from_fault(outcome.fault).status == 500:
+            request, error = self.core.spec.request, outcome.fault
+            _log.error("gateway.request_failed", request=request, error=error)
 
     def _end(self, ended: ev.Ended) -> None:
         if self._ended:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 from tests.unit.gateway.support import (
     DECODE,
     PREFILL,
@@ -44,7 +45,7 @@ from pagemesh.wire.messages import Refused, SequenceKey
 from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.tokens import U32
-from pagemesh.wire.work_messages import Abort, Accepted, Resend
+from pagemesh.wire.work_messages import Abort, Accepted, Failure, Resend
 
 
 class Connected:
@@ -284,6 +285,21 @@ async def test_that_a_worker_does_not_listen_is_told_to_all_whoever_finds_out(
     assert asking.told == told
     [event] = asking.fed
     assert event.answer.code == fault.code
+
+
+async def test_what_a_client_is_not_told_of_an_error_in_the_mesh_is_in_the_log() -> None:
+    made, untold = life(Outbox()), Failure(code="Internal", message="values that are not numbers")
+    with capture_logs() as logs:
+        made.feed(ev.Begin())
+        while not made.core.ended:  # each further attempt fails likewise
+            (choice,) = made.core.choices
+            failed = structs.replace(frame(0, [], attempt=choice.attempt), error=untold)
+            made.feed(ev.FrameArrived(DECODE, failed))
+            choice.due_ms = 0
+            made.feed(ev.Tick())
+    (line,) = logs
+    assert line["event"] == "gateway.request_failed" and line["request"] == REQUEST
+    assert line["error"].message == "values that are not numbers"
 
 
 async def test_a_bug_ends_the_request_it_is_met_in_and_no_other(
