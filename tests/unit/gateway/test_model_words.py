@@ -50,8 +50,15 @@ def test_a_template_is_found_wherever_models_have_it(tmp_path: Path, files: dict
     assert rendered(folder_of(tmp_path, files)) == "HERE"
 
 
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {})
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja cannot be read"):
+        Tokens.load(folder)
+
+
 def test_of_templates_by_name_none_stands_for_the_default(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "there"}]
+    named = [{"name": "tool_use", "template": "there"}, "default", {"name": ["default"]}]
     with pytest.raises(TemplateRefused, match="no chat template"):
         rendered(folder_of(tmp_path, {CONFIG: {"chat_template": named}}))
 
@@ -75,6 +82,7 @@ def test_a_template_knows_special_tokens_by_the_words_of_the_first_file_that_has
         ({GENERATION: {"eos_token_id": [3, 5]}, MODEL: {"eos_token_id": 7}}, {3, 5, 7}),
         ({CONFIG: {"eos_token": END}}, {260}),
         ({CONFIG: {"eos_token": "nowhere"}, MODEL: {"eos_token_id": -1}}, set()),
+        ({GENERATION: {"eos_token_id": [1 << 32, 3]}, MODEL: {"eos_token_id": True}}, {3}),
         ({MAP: {"eos_token": {"content": END}}, MODEL: {"eos_token_id": None}}, {260}),
     ],
 )

@@ -44,6 +44,7 @@ _BY_BYTES = ({"ByteLevel"}, {"ByteLevel", "Fuse"})
 """Steps of decoders whose text is the bytes of the tokens one after the other."""
 _END_MAX = 64
 """Tokens at a prompt's end, special ones included, that are searched for the text to continue."""
+_ID_MAX = (1 << 32) - 1
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -270,16 +271,19 @@ def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
-    """The default chat template's text; empty: there is none."""
+    """The default chat template's text; empty: there is none. Raises ``ConfigError``."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
     source = config.get("chat_template") or _json(folder / "chat_template.json").get(
         "chat_template"
     )
     if isinstance(source, list):  # several by name
-        named = {item.get("name"): item.get("template") for item in source}
-        source = named.get("default")
+        named = [item for item in source if isinstance(item, dict)]
+        source = next((one.get("template") for one in named if one.get("name") == "default"), None)
     return source if isinstance(source, str) else ""
 
 
@@ -289,7 +293,8 @@ def _end_tokens(folder: Path, tokenizer: Tokenizer, eos_token: str) -> frozenset
     for name in ("generation_config.json", "config.json"):
         value = _json(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
-        found.update(one for one in ids if isinstance(one, int) and one >= 0)
+        # Others, which no token can have, would make every request malformed.
+        found.update(one for one in ids if type(one) is int and 0 <= one <= _ID_MAX)
     token = tokenizer.token_to_id(eos_token) if eos_token else None
     if token is not None:
         found.add(token)
