@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer
+from tokenizers import AddedToken
 
 from pagemesh.gateway.api.scores import Written
 from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
@@ -106,6 +107,15 @@ def test_other_threads_run_while_a_text_of_megabytes_is_tokenised(tokens: Tokens
         turns += 1
     thread.join()
     assert turns > 10
+
+
+def test_a_tokenizer_that_panics_raises_what_is_caught_and_answered() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|a", rstrip=True), AddedToken(" ", lstrip=True)])
+    tokens = Tokens(tokenizer, template=None, end_tokens=frozenset())
+    with pytest.raises(RuntimeError, match="the tokenizer failed"):
+        tokens.encode("<|a  x", add_special_tokens=False)
+    assert len(tokens.encode("x", add_special_tokens=False)) == 1
 
 
 def test_every_end_token_that_a_file_names_ends_a_choice(tokens: Tokens, tmp_path: Path) -> None:

@@ -176,7 +176,12 @@ class Tokens:
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[U32]:
         # ``Tokenizer.encode`` keeps the interpreter lock: megabytes of text stopped all threads.
-        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        try:
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust, which no door would catch and answer
+            raise RuntimeError(f"the tokenizer failed: {error}") from error
         return [np.asarray(one.ids, "<u4") for one in found]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
