@@ -189,7 +189,8 @@ def _tiles(report: Report) -> Iterator[Figure]:
 
 
 def _slim(report: Report) -> Iterator[Figure]:
-    name = f"{report['model']}, bfloat16 in twelve bits, 1 to 128 rows: time over that in sixteen"
+    rows = "rounded rows" if report.get("is_rounded") else "rows"
+    name = f"{report['model']}, bfloat16 in twelve bits, 1 to 128 {rows}: time over that in sixteen"
     yield _figure(name, [row["ratio"] for row in report["results"]], report["on"])
 
 
