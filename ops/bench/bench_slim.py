@@ -4,7 +4,8 @@
 
 Multiplies with all matrices of every layer of a model of ``random_models``, one after the other;
 the two kinds of weights take turns, and hold the same random numbers. With ``--rounded`` the rows
-are rounded to bfloat16. The reported ratio is the median over turns. Each product is a separate call, which costs both kinds the same.
+are rounded to bfloat16. The reported ratio is the median over turns. Each product is a separate
+call, which costs both kinds the same.
 """
 
 from __future__ import annotations

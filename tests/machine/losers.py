@@ -136,7 +136,8 @@ class Losers(Mesh):
         del peer.views[view.id]
         peer.dead_leases.add(view.id)
         peer.acknowledge(view.id)
-        is_full = was_full or len(queue) >= most  # if it was, leaving a tenant's list lost the place
+        # If it was, whoever left its tenant's list for it lost its place.
+        is_full = was_full or len(queue) >= most
         if waits and not is_full and name not in self.waiting():
             leases = self.rig.core.books.sessions[peer.incarnation].leases.values()
             assert any(lease.key == view.key for lease in leases), "it has lost its place"
