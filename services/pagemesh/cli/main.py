@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import click
 
+from pagemesh.cli.interrupts import EndAtOnce
 from pagemesh.cli.other_names import name_here
 from pagemesh.runtime.version import __version__
 
@@ -41,7 +42,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._HELP:
             return None
-        module = importlib.import_module(f"pagemesh.cli.{cmd_name}")
+        with EndAtOnce():
+            module = importlib.import_module(f"pagemesh.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

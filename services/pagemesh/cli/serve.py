@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from pagemesh.cli.interrupts import EndAtOnce
 from pagemesh.cli.mesh.leash import leash
 from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.kernels.native.library import bound_spinning
@@ -103,7 +104,8 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
         bound_spinning()
         if role in ("prefill", "decode"):
             leave_lost_folder()
-        module = importlib.import_module(f"pagemesh.{role}.service")
+        with EndAtOnce():
+            module = importlib.import_module(f"pagemesh.{role}.service")
         return run_service(
             lambda stop: module.run(config, stop),
             service=role,
