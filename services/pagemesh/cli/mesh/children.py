@@ -31,6 +31,11 @@ _TAIL_LINES_MAX = 40
 _KILL_WAIT_S = 5.0
 OWN_ERROR = re.compile(f"^(?:{ERROR_PREFIX}|pagemesh [A-Za-z0-9_-]+: )")
 """The start of the line in which a child reports an error in its configuration."""
+_CRASH = re.compile("(?:runtime: |fatal error: |panic: )")
+"""The start of the line in which Go says why it ends the NATS server: with the exit code of a
+configuration error, and a stack below."""
+_NO_THREAD = re.compile("new OS thread|new thread|resource temporarily unavailable")
+"""What Go, Python and the system say about it."""
 STARTED = "started"
 """The state of a child that runs and has not announced a state yet."""
 
@@ -109,6 +114,8 @@ class Child:
         self._tending: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES_MAX)
+        self._crash = ""
+        """Why Go ended its last life, if it did."""
         self._killed_here = False
         """Whether its last life ended by a SIGKILL of ours."""
 
@@ -134,22 +141,23 @@ class Child:
         is_first = True
         while not self._stopping.is_set():
             born_ms = self._clock.now_ms()
-            code: int | None = None
+            code, is_wrong = None, False
             try:
                 code = await self._run_once()
-                why = self._last_error() if code == EXIT_CONFIG else _exit_text(code)
+                is_wrong = code == EXIT_CONFIG and not self._crash
+                why = self._last_error() if is_wrong else self._crash or _exit_text(code)
             except OSError as error:  # pipe or fork failed: out of resources for now
                 why = f"could not be started: {(error.strerror or str(error)).lower()}"
                 self._tail.append(why)
             if self._stopping.is_set():
                 return
-            if code == EXIT_CONFIG and is_first:
+            if is_wrong and is_first:
                 self._on_failure(ConfigError(f"{self.spec.name}: {why}"))
                 return
             is_first = False
             decision = (
                 self._restarts.waits()
-                if code == EXIT_CONFIG
+                if is_wrong
                 else self._restarts.exited(born_ms, self._clock.now_ms())
             )
             self._on_change(self.spec.name, f"died ({why})")
@@ -194,6 +202,7 @@ class Child:
 
     async def _run_once(self) -> int:
         self._tail.clear()
+        self._crash = ""
         self._killed_here = False
         spec = self.spec
         # If this fails, on a full disk for example, the child reports what is missing.
@@ -245,6 +254,8 @@ class Child:
                 return
             text = line.decode(errors="replace").rstrip()
             self._tail.append(text)
+            if not self._crash and _CRASH.match(text):
+                self._crash = text
             self._on_line(self.spec.name, text)
 
     def _last_error(self) -> str:
@@ -252,13 +263,16 @@ class Child:
         return OWN_ERROR.sub("", line)
 
     def _give_up_text(self, decision: GiveUp, code: int | None) -> str:
-        last = self._tail[-1] if self._tail else "nothing"
-        was_killed = code == -signal.SIGKILL and not self._killed_here
-        killed = ": killed (SIGKILL), as Linux does when memory runs out" if was_killed else ""
+        last = self._crash or (self._tail[-1] if self._tail else "nothing")
+        cause = ""
+        if code == -signal.SIGKILL and not self._killed_here:
+            cause = ": killed (SIGKILL), as Linux does when memory runs out"
+        elif _NO_THREAD.search(last):
+            cause = ": no more threads may be started (ulimit -u, or the container's limit)"
         times = "once" if decision.exit_count == 1 else f"{decision.exit_count} times"
         within_s = decision.within_ms / 1_000
         return (
-            f"{self.spec.name} died {times} in {within_s:.0f} s and is given up{killed}; "
+            f"{self.spec.name} died {times} in {within_s:.0f} s and is given up{cause}; "
             f"its last words: {last[:300]}"
         )
 
