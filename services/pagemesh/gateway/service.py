@@ -14,8 +14,10 @@ from pagemesh.gateway.doors.bus_door import BusDoor
 from pagemesh.gateway.doors.front import Front
 from pagemesh.gateway.doors.http import HttpDoor
 from pagemesh.gateway.doors.tenants import ANYBODY, Tenants
+from pagemesh.gateway.namesakes import NameClaim
 from pagemesh.gateway.routing.router import RouterLimits
 from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.runtime.bus import BusState
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.logs import get_logger
@@ -30,7 +32,8 @@ _NAMES_SHOWN_MAX = 8
 async def run(config: ServiceConfig, stop: Stop) -> None:
     """Serve until ``stop``; then refuse new requests, finish the running ones, and return.
 
-    Raises ``ConfigError`` for a wrong key, origin, model folder or port, or without a NATS server.
+    Raises ``ConfigError`` for a wrong key, origin, model folder or port, without a NATS server, or
+    if another gateway of this name serves.
     """
     secret = config.host.required_secret()
     gate = config.gateway
@@ -61,18 +64,22 @@ async def _serve(
     defaults = sampling_defaults(folder, gate.generation_config)
     tokens = await asyncio.to_thread(Tokens.load, folder)
     name = config.host.name
+    incarnation = new_incarnation()
     async with service_bus(config.bus, role="gateway", name=name) as bus:
+        claim = NameClaim(bus, name, incarnation)
+        if bus.state is BusState.CONNECTED:  # or the doors would stay closed until it is
+            await claim.make(stop)
         actor = GatewayActor(
             bus,
             name=name,
-            incarnation=new_incarnation(),
+            incarnation=incarnation,
             host=config.host.host,
             model=config.worker.model_name,
             secret=secret,
             request_count_max=gate.request_count_max,
             limits=RouterLimits(always_prefill=gate.disaggregate == "always"),
         )
-        async with actor.running() as gateway:
+        async with claim.kept(stop), actor.running() as gateway:
             front = Front(
                 gateway,
                 tokens,

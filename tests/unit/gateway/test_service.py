@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.service import Stop
-from pagemesh.runtime.service_config import load_service_config
+from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.presence import Announce
 
 TEXT = "/v1/completions"
@@ -48,6 +50,7 @@ class Running:
         self.http, self.stop, self.task = http, stop, task
         self.worker: FakeWorker
         self.front: Front
+        self.config: ServiceConfig
         self.states: list[str] = []
         """What the gateway announced itself as."""
 
@@ -83,6 +86,7 @@ async def running(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10, headers=headers)
         )
         made = Running(http, stop, asyncio.create_task(service.run(config, stop)))
+        made.config = config
 
         def hear(delivery: Delivery) -> None:
             said = codec.decode_as(delivery.data, Announce)
@@ -132,3 +136,15 @@ async def test_a_gateway_that_is_to_stop_says_so_and_takes_no_more_from_the_bus(
     assert await last == 200
     await running.task
     await eventually(lambda: running.states == ["starting", "ready", "draining", "leaving"])
+
+
+async def test_a_second_gateway_of_a_name_ends_and_leaves_the_first_alone(running: Running) -> None:
+    running.worker.pause_s = 0.05
+    answer = asyncio.create_task(running.status(max_tokens=7))
+    await eventually(lambda: running.front.gateway.in_flight_count == 1)
+    gate = replace(running.config.gateway, http_port=free_port())
+    name = running.config.host.name
+    with pytest.raises(ConfigError, match=rf"^gateway {name} of host .* already; .*\(--name\)$"):
+        await service.run(replace(running.config, gateway=gate), Stop())
+    assert await answer == 200
+    assert running.states == ["starting", "ready"]

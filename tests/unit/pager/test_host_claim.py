@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pagemesh.pager import host_claim
 from pagemesh.pager.host_claim import HostClaim
+from pagemesh.runtime import claim as claims
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.rpc import answer, send
@@ -87,7 +87,7 @@ async def test_who_is_frozen_or_about_to_end_is_replaced(
 async def test_of_two_that_begin_together_the_one_of_the_higher_incarnation_gives_way(
     bus: Bus, host: str, monkeypatch: pytest.MonkeyPatch, incarnation: int, gives_way: bool
 ) -> None:
-    monkeypatch.setattr(host_claim, "_KEEP_S", 5.0 if gives_way else 0.3)
+    monkeypatch.setattr(claims, "_KEEP_S", 5.0 if gives_way else 0.3)
     stop, claim = Stop(), HostClaim(bus, host, OURS)
     keeping = asyncio.create_task(claim.keep(stop))
     for name, number in ((host, incarnation), (new_service_name("elsewhere"), 1)):
