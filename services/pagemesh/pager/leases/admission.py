@@ -12,9 +12,9 @@ from __future__ import annotations
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
 from pagemesh.pager.leases.in_flight import Found
-from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.lease import NO_TREE, Lease
 from pagemesh.pager.leases.leaving import leave_queues
-from pagemesh.pager.leases.needs import NO_TREE, Needs
+from pagemesh.pager.leases.needs import Needs
 from pagemesh.pager.leases.overtaking import Overtaking, ahead_of
 from pagemesh.pager.leases.preemption import Preemption
 from pagemesh.pager.leases.promises import first_part
@@ -294,7 +294,7 @@ class Admission:
             return None
         session, terms = books.sessions[message.incarnation], message.terms
         tree = tree_of(books, message.root, terms)
-        if match.node is NO_TREE:
+        if match.node is NO_TREE.root:
             match = Match(tree.root, tree.root, 0, 0)
         tree.model, tree.terms = session.model, terms
         on_disk = self._tiers.find(match, message) if books.disk is not None else None

@@ -40,8 +40,8 @@ NO_WATERFALL: Final = Waterfall()
 _HELD: Final = LeaseState.HELD
 _OFFERED: Final = TicketState.OFFERED
 _OPEN: Final = SessionState.OPEN
-_NO_TREE: Final = Tree(0, b"", Node(None, b"", NO_PAGES))
-"""That of ended leases."""
+NO_TREE: Final = Tree(0, b"", Node(None, b"", NO_PAGES))
+"""That of ended leases, and of a root that has none yet; nothing matches in it."""
 
 S = TypeVar("S", LeaseState, TicketState, SessionState)
 
@@ -239,7 +239,7 @@ class Lease:
         """Drop all references once the lease has ended: a closed ticket, and with it the lease,
         is remembered for long. Its tree would keep its tenant's account, with the policy's
         statistics, long after both are forgotten."""
-        self.tree, self.anchor, self.writable, self.copies = _NO_TREE, _NO_TREE.root, [], []
+        self.tree, self.anchor, self.writable, self.copies = NO_TREE, NO_TREE.root, [], []
         self.extents, self.page_count, self.tokens, self.copied = b"", 0, b"", ()
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pagemesh.pager.books import Books
+from pagemesh.pager.leases.lease import NO_TREE
 from pagemesh.pager.leases.overtaking import Outlook
 from pagemesh.pager.leases.quotas import Quotas
 from pagemesh.pager.leases.waiting import require_own
-from pagemesh.pager.pages.runs import NO_PAGES
 from pagemesh.pager.retention.roots import has_root_place
-from pagemesh.pager.tree.radix import Match, Node
+from pagemesh.pager.tree.radix import Match
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.pager_messages import Admit, Extend
-
-NO_TREE = Node(None, b"", NO_PAGES)
-"""Stands in for the tree of a root that has none; nothing matches in it."""
 
 
 class Needs:
@@ -72,11 +69,10 @@ class Needs:
     def match(self, message: Admit) -> Match:
         """The cached prefix that ``message`` may use. Its last token is never matched, since it is
         always computed."""
-        tree = self._books.forest.trees.get(message.root)
-        root = tree.root if tree is not None else NO_TREE
+        tree = self._books.forest.trees.get(message.root, NO_TREE)
         tokens = message.tokens
         pages_max = (len(tokens) // 4 - 1) // self._page_size if message.read_cache else 0
-        return self._books.forest.match(root, tokens, pages_max)
+        return self._books.forest.match(tree.root, tokens, pages_max)
 
     def match_of(self, message: Admit | Extend) -> Match | None:
         """The cached prefix that serving ``message`` would pin; None for an ``Extend``."""
