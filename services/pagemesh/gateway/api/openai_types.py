@@ -50,7 +50,25 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Usage comes once, in the last chunk."""
 
 
-class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _NotYet(msgspec.Struct, kw_only=True):
+    """Other servers' parameters that change the answer: refused by name."""
+
+    allowed_token_ids: _Inert = None
+    bad_words: _Inert = None
+    guided_choice: _Inert = None
+    guided_grammar: _Inert = None
+    guided_json: _Inert = None
+    guided_regex: _Inert = None
+    prompt_logprobs: _Inert = None
+    return_tokens_as_token_ids: _Inert = None
+    structured_outputs: _Inert = None
+    truncate_prompt_tokens: _Inert = None
+
+
+NOT_YET = _NotYet.__struct_fields__
+
+
+class Common(_NotYet, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take."""
 
     model: Annotated[str, Meta(max_length=1024)] | None = None
@@ -101,25 +119,6 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_retention: _Inert = None
     service_tier: _Inert = None
     store: _Inert = None
-
-    # Other servers', which change the answer: refused by name (``NOT_YET``).
-    allowed_token_ids: _Inert = None
-    bad_words: _Inert = None
-    guided_choice: _Inert = None
-    guided_grammar: _Inert = None
-    guided_json: _Inert = None
-    guided_regex: _Inert = None
-    prompt_logprobs: _Inert = None
-    return_tokens_as_token_ids: _Inert = None
-    structured_outputs: _Inert = None
-    truncate_prompt_tokens: _Inert = None
-
-
-NOT_YET = (
-    "allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "prompt_logprobs", "return_tokens_as_token_ids", "structured_outputs",
-    "truncate_prompt_tokens",
-)  # fmt: skip
 
 
 class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
