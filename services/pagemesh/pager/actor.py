@@ -23,7 +23,7 @@ from pagemesh.pager import cache_door, last_writers
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.due import Due, LookDue, PutAwayDue, SweepDue, TickDue
-from pagemesh.pager.eviction import make_policy
+from pagemesh.pager.eviction import make_policy, tenants_budget
 from pagemesh.pager.leases import patience
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
@@ -159,7 +159,8 @@ class PagerActor(Behaviour[PagerEvent]):
     async def _start(self, store: PoolStore, *, adopted: bool) -> None:
         settings, facts = self._settings, store.facts
         make = partial(make_policy, settings.eviction)
-        core = PagerCore(settings.limits, facts, make(facts.page_count), new_policy=make)
+        new_policy = partial(make, budget=tenants_budget(facts.page_count))
+        core = PagerCore(settings.limits, facts, make(facts.page_count), new_policy=new_policy)
         self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
         if adopted:
             commands = await take_over(core, store, self._holders, self._clock.now_ms())

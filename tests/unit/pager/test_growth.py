@@ -8,11 +8,14 @@ import tracemalloc
 
 import pytest
 from ops.bench.pager_adapter import INCARNATION, WORKER, PagerAdapter, Request
+from tests.unit.pager.rig import Rig, Worker
+from tests.unit.pager.steps import cache, invalidated
 
-from pagemesh.pager.eviction import POLICIES
-from pagemesh.pager.eviction.ghosts import Ghost, Ghosts
+from pagemesh.pager.eviction import POLICIES, EvictionPolicy, make_policy
+from pagemesh.pager.eviction.ghosts import Ghost, GhostBudget, Ghosts
 from pagemesh.pager.leases.ended import EndedLeases
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Fill, Granted, Offer, Offered, Redeem
 from pagemesh.wire.tokens import pack
 
@@ -93,6 +96,46 @@ def test_ghosts_that_return_leave_nothing_behind() -> None:
         ghosts.put(Ghost(place, place, 0, 0, 0, 1))
         assert ghosts.take(place) is not None
     assert not len(ghosts) and len(ghosts._order) < 100
+
+
+def test_whose_ghosts_are_more_than_an_equal_part_of_the_budget_makes_room() -> None:
+    budget = GhostBudget(8)
+    one, other = (Ghosts(100, 100, lambda _ghost: None, budget) for _ in range(2))
+
+    def put(ghosts: Ghosts, count: int) -> tuple[int, int]:
+        for place in range(count):
+            ghosts.put(Ghost(place, place, 0, 0, 0, 1))
+        return len(one), len(other)
+
+    assert put(one, 20) == (8, 0)
+    assert put(other, 3) == (8, 3), "nobody loses what is within its part"
+    assert put(one, 9) == (5, 3)
+    assert put(other, 20) == (5, 4) and put(one, 9) == (4, 4)
+    one.check()
+    other.close()
+    assert put(one, 20) == (8, 4), "it left all to the first"
+
+
+def test_what_all_tenants_remember_has_a_common_bound() -> None:
+    class Sharing(Rig):
+        budget = GhostBudget(12)
+
+        def new_policy(self, page_count: int) -> EvictionPolicy:
+            return make_policy("learned", page_count, self.budget)
+
+    rig = Sharing(16)
+    worker = Worker(rig, "w", 1)
+    roots = [bytes([tenant]) * 32 for tenant in range(4)]
+    for number in range(120):
+        tenant, ids = number % 4, range(8 * number, 8 * number + 8)
+        terms = CacheTerms(tenant=f"t{tenant}", pages_max=8)
+        cache(worker, number, ids, root=roots[tenant], terms=terms)
+    assert 12 <= rig.budget.count < 12 + 4
+    for root in roots:
+        invalidated(rig, "root", root.hex())
+    rig.tick(1_000)
+    assert not rig.core.books.accounts.by_tenant
+    assert (rig.budget.count, rig.budget.sharer_count) == (0, 1), "the common account is left"
 
 
 def test_a_ghost_that_gets_longer_is_the_latest_and_counts_once() -> None:

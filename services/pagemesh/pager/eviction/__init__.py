@@ -9,6 +9,6 @@ registry    policies by name
 
 from pagemesh.pager.eviction.lru import Lru
 from pagemesh.pager.eviction.policy import EvictionPolicy
-from pagemesh.pager.eviction.registry import POLICIES, make_policy
+from pagemesh.pager.eviction.registry import POLICIES, make_policy, tenants_budget
 
-__all__ = ["POLICIES", "EvictionPolicy", "Lru", "make_policy"]
+__all__ = ["POLICIES", "EvictionPolicy", "Lru", "make_policy", "tenants_budget"]

@@ -71,6 +71,9 @@ class Cost:
     def tidy(self) -> None:
         pass  # nothing is put off
 
+    def close(self) -> None:
+        pass  # nothing is shared
+
     def victim(self) -> tuple[Node, int]:
         heap = self._heap
         while heap:

@@ -39,14 +39,32 @@ def place_of(above: int, first_page: bytes) -> int:
     return hash((above, first_page)) & _NAME_MASK
 
 
+class GhostBudget:
+    """How many ghosts several policies keep in all. Beyond ``count_max``, those that have more than
+    an equal part forget their oldest for each new one."""
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max: Final = count_max
+        self.count = 0
+        self.sharer_count = 0
+
+    def is_beyond(self, own_count: int) -> bool:
+        """Whether a sharer with ``own_count`` ghosts is to forget one."""
+        return self.count > self.count_max and own_count * self.sharer_count > self.count_max
+
+
 class Ghosts:
-    """The last evicted runs, at most ``count_max`` of them with ``pages_max`` pages in all."""
+    """The last evicted runs, at most ``count_max`` of them with ``pages_max`` pages in all, and
+    within ``budget``; None: nobody else's count."""
 
     def __init__(
-        self, pages_max: int, count_max: int, on_forgotten: Callable[[Ghost], None]
-    ) -> None:
+        self, pages_max: int, count_max: int, on_forgotten: Callable[[Ghost], None],
+        budget: GhostBudget | None = None,
+    ) -> None:  # fmt: skip
         self._pages_max = pages_max
         self._count_max = count_max
+        self._budget = GhostBudget(count_max) if budget is None else budget
+        self._budget.sharer_count += 1
         self._on_forgotten = on_forgotten
         self.by_place: dict[int, Ghost] = {}
         """For reading only."""
@@ -64,17 +82,23 @@ class Ghosts:
     def put(self, ghost: Ghost) -> None:
         """Remember ``ghost`` instead of any other at its place, and forget the oldest beyond the
         limits."""
-        by_place = self.by_place
+        by_place, budget = self.by_place, self._budget
         if ghost.place in by_place and (old := self.take(ghost.place)) is not None:
             self._on_forgotten(old)
         by_place[ghost.place] = ghost
         self._order.append(ghost)
         self._page_count += ghost.page_count
-        while self._page_count > self._pages_max or len(by_place) > self._count_max:
+        budget.count += 1
+        while (
+            self._page_count > self._pages_max
+            or len(by_place) > self._count_max
+            or budget.is_beyond(len(by_place))
+        ):
             oldest = self._order.popleft()
             if by_place.get(oldest.place) is oldest:
                 del by_place[oldest.place]
                 self._page_count -= oldest.page_count
+                budget.count -= 1
                 self._on_forgotten(oldest)
 
     def lengthen(self, ghost: Ghost, place: int, page_count: int) -> Ghost | None:
@@ -98,14 +122,21 @@ class Ghosts:
         ghost = self.by_place.pop(place, None)
         if ghost is not None:
             self._page_count -= ghost.page_count
+            self._budget.count -= 1
             if len(self._order) > _PASSED_MIN + 2 * len(self.by_place):
                 self._order = deque(filter(self._is_there, self._order))
         return ghost
+
+    def close(self) -> None:
+        """Leave the budget to the others."""
+        self._budget.count -= len(self.by_place)
+        self._budget.sharer_count -= 1
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless all ghosts are counted, within the limits and queued."""
         assert self._page_count == sum(ghost.page_count for ghost in self.by_place.values())
         assert self._page_count <= self._pages_max and len(self) <= self._count_max
+        assert len(self) <= self._budget.count and self._budget.sharer_count > 0
         assert all(ghost.place == place for place, ghost in self.by_place.items())
         there = [ghost for ghost in self._order if self._is_there(ghost)]
         assert len(there) == len(self), "one would never be forgotten, or too early"

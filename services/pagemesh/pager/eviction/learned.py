@@ -20,7 +20,7 @@ from itertools import chain
 from math import inf
 from typing import Any, Final
 
-from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
+from pagemesh.pager.eviction.ghosts import Ghost, GhostBudget, Ghosts, place_of
 from pagemesh.pager.eviction.leaves import LeafQueue, bared, check_queued
 from pagemesh.pager.eviction.reuse import ReuseModel
 from pagemesh.pager.tree.node import Node
@@ -84,14 +84,16 @@ class _Level(LeafQueue):
 
 
 class Learned:
-    """For a pool of ``page_count`` pages. Operations are amortised O(1), apart from recomputing
-    worths, which happens a few times in the time that it takes to fill the pool once."""
+    """For a pool of ``page_count`` pages; remembers within ``budget``. Operations are amortised
+    O(1), apart from recomputing worths, which happens a few times in the time that it takes to fill
+    the pool once."""
 
-    def __init__(self, page_count: int) -> None:
+    def __init__(self, page_count: int, budget: GhostBudget | None = None) -> None:
         self._now = 0
         self._model = ReuseModel(2 * LEVELS, page_count)
         ghost_count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
-        self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
+        pages_max = _GHOST_POOLS * page_count
+        self._ghosts = Ghosts(pages_max, ghost_count_max, self._forget, budget)
         self._ghost_places = self._ghosts.by_place
         self._levels = [_Level() for _ in range(LEVELS)]
         self._root_count = self._entry_count = 0
@@ -128,6 +130,9 @@ class Learned:
     def tidy(self) -> None:
         self._catch_up()
         self._puts_off, self._was_asked = not self._was_asked, False
+
+    def close(self) -> None:
+        self._ghosts.close()
 
     def _catch_up(self) -> None:
         """Process the pending notifications, in order."""

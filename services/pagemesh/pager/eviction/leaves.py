@@ -105,6 +105,9 @@ class LeafQueues:
     def tidy(self) -> None:
         pass  # nothing is put off
 
+    def close(self) -> None:
+        pass  # nothing is shared
+
     def victim(self) -> tuple[Node, int]:
         for queue in self._queues:
             node = queue.first()

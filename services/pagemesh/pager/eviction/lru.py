@@ -28,6 +28,9 @@ class Lru(LeafQueue):
     def tidy(self) -> None:
         pass  # nothing is put off
 
+    def close(self) -> None:
+        pass  # nothing is shared
+
     def victim(self) -> tuple[Node, int]:
         node = self.newer
         if not isinstance(node, Node):

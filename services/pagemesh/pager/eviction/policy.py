@@ -56,6 +56,9 @@ class EvictionPolicy(Protocol):
         """Process notifications that were put off. Called before edges are cut, before notes are
         reset, and now and then."""
 
+    def close(self) -> None:
+        """Its account is gone, and so are all its nodes: give back what it shares with others."""
+
     def victim(self) -> tuple[Node, int]:
         """The idle leaf to evict from, and how many pages may go from its end. Raises
         ``LookupError`` when nothing is idle."""

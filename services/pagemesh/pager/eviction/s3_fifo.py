@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
+from pagemesh.pager.eviction.ghosts import Ghost, GhostBudget, Ghosts, place_of
 from pagemesh.pager.eviction.leaves import LeafQueue, bared, check_queued
 from pagemesh.pager.tree.node import Node
 
@@ -32,14 +32,14 @@ class _Note:
 
 class S3Fifo:
     """Operations are amortised O(1), since each time around costs a node one use. ``page_count``:
-    pages of the pool."""
+    pages of the pool; remembers within ``budget``."""
 
-    def __init__(self, page_count: int) -> None:
+    def __init__(self, page_count: int, budget: GhostBudget | None = None) -> None:
         self._small = LeafQueue()
         self._main = LeafQueue()
         self._small_pages, self._small_pages_max = 0, page_count // _SMALL_SHARE
         count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
-        self._ghosts = Ghosts(page_count, count_max, lambda _ghost: None)
+        self._ghosts = Ghosts(page_count, count_max, lambda _ghost: None, budget)
 
     def add(self, node: Node) -> None:
         note: _Note | None = node.note
@@ -87,6 +87,9 @@ class S3Fifo:
 
     def tidy(self) -> None:
         pass  # nothing is put off
+
+    def close(self) -> None:
+        self._ghosts.close()
 
     def victim(self) -> tuple[Node, int]:
         while True:

@@ -176,6 +176,7 @@ class Accounts:
             if not account.tree_count and not len(account.waiting):
                 self._quotas_pages -= account.quota_pages
                 del self.by_tenant[account.tenant]
+                account.policy.close()
 
     def _account(self, terms: CacheTerms) -> Account:
         if not terms.has_quota:
