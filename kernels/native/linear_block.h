@@ -17,9 +17,10 @@ struct Panels {
 template <typename M>
 void put_slim(const Weights& weights, long panel, long begin, long end, float* to) {
   SlimPanel<M> slim(weights, panel, begin);
-  V values[slim.kVectors];
+  constexpr int kVectors = SlimPanel<M>::kVectors;
+  V values[kVectors];
   const auto put = [&] {
-    for (int i = 0; i < slim.kVectors; ++i, to += kLanes) store(to, values[i]);
+    for (int i = 0; i < kVectors; ++i, to += kLanes) store(to, values[i]);
   };
   for (long k = begin; k < end; k += pm::kSlimDepth) {
     slim.template take<0>(values);

@@ -83,6 +83,7 @@ inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
 using Uppers = const uint8_t*;
 inline Uppers uppers_of(const uint8_t* bytes) { return bytes; }
 
+// Decodes four values of K, the first (HALF 0) or the last (HALF 1) of a group.
 template <int HALF>
 inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
   const uint8_t* lowers = group + kLineBytes * HALF;
@@ -108,10 +109,12 @@ inline void decode_slim_as(const uint8_t* group, Uppers uppers, V* to) {
     decode_slim_pairs<HALF>(group, uppers, pairs);
     to[0] = lanes_of(pairs[0]);
     to[1] = lanes_of(pairs[1]);
-    return;
+  } else {
+    decode_slim<HALF>(group, uppers, to);
   }
-#endif
+#else
   decode_slim<HALF>(group, uppers, to);
+#endif
 }
 
 // Reads a panel from `begin` on, a value of K that is the first of a group.
@@ -167,7 +170,7 @@ class SlimPanel {
   }
 
   static void put_stray(float* values, uint32_t place, uint32_t bits) {
-    if (M::kStep == 1) {
+    if constexpr (M::kStep == 1) {
       values[place] = float_of(bits);
       return;
     }

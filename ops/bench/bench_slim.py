@@ -22,6 +22,7 @@ from ops.bench.random_models import SHAPES, random_config
 
 from pagemesh.engine.weights import recipes
 from pagemesh.kernels.dispatch import use_threads
+from pagemesh.kernels.native.library import cpu_level
 from pagemesh.kernels.ops import PackedLinear, linear, pack_linear
 from pagemesh.kernels.weight_types import WeightType
 
@@ -76,7 +77,8 @@ def main() -> None:
         lines.append({"rows": rows, **found})
         print(f"{rows:4} rows: {found['ratio']:.3f} of the time")
     if options.out:
-        about = {"on": describe(), "model": options.model, "is_rounded": options.rounded}
+        about = {"on": describe(), "level": cpu_level().name.lower(), "model": options.model}
+        about |= {"is_rounded": options.rounded}
         done = about | {"bytes": sizes, "results": lines}
         options.out.write_text(json.dumps(done, indent=1) + "\n")
 

@@ -29,7 +29,9 @@ class Size(click.ParamType[int]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if 0 < size < _UNITLESS_BYTES_MIN and value.strip()[-1].isdigit():
-            self.fail(f"{value!r} would be bytes; give it a unit, as in {value}GB", param, ctx)
+            self.fail(
+                f"{value!r} would be bytes; give it a unit, as in {value.strip()}GB", param, ctx
+            )
         return size
 
 

@@ -151,14 +151,14 @@ class Life:
             case ev.SendResend():
                 self._around.spawn(self._resend(command), "resend")
             case ev.Ended(outcome):
-                self._log_if_untold(outcome)
+                if isinstance(outcome, ev.Failed):
+                    self._log_if_untold(outcome.fault)
                 self._end(command)
 
-    def _log_if_untold(self, outcome: object) -> None:
-        """Log what a client is not told: only that there is an error in the mesh."""
-        if isinstance(outcome, ev.Failed) and from_fault(outcome.fault).status == 500:
-            request, error = self.core.spec.request, outcome.fault
-            _log.error("gateway.request_failed", request=request, error=error)
+    def _log_if_untold(self, fault: Fault) -> None:
+        """Log what clients are not told, who learn only that there is an error in the mesh."""
+        if from_fault(fault).status == 500:
+            _log.error("gateway.request_failed", request=self.core.spec.request, error=fault)
 
     def _end(self, ended: ev.Ended) -> None:
         if self._ended:

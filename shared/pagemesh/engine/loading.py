@@ -41,7 +41,8 @@ from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
 _CONFIG_VERSION = 6
-"""Raise it when the meaning of ``DecoderConfig`` changes, or which configurations are refused."""
+"""Raise it when the meaning of ``DecoderConfig`` changes, which configurations are refused, or the
+form of the file."""
 
 
 class ModelSizes(Protocol):

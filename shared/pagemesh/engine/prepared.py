@@ -7,8 +7,8 @@ holds it once. Tensors that the checkpoint already stores as needed (float32, no
 from the checkpoint and not written again; nor are the lean path's embeddings in half precision.
 
 Matrices are packed here, once. Unless another type was asked for, they keep the checkpoint's half
-precision (bfloat16 possibly packed into twelve bits), with the same results as in float32.
-Everything else is float32.
+precision, with the same results as in float32. bfloat16 may be packed into twelve bits. Everything
+else is float32.
 
 The file is in safetensors format, written tensor by tensor so that no more than one is in
 memory. Its name is the digest of what it holds: it is never changed, only made or deleted.

@@ -18,8 +18,8 @@ _PANEL, _LANES, _GROUP_BYTES, _HEAD_BYTES, _STRAY_BYTES = 16, 4, 192, 64, 8
 
 
 def pays() -> bool:
-    """Whether to keep weights this way on this machine: where products were found to be faster.
-    Matrix tiles multiply bfloat16 as it is."""
+    """Whether to keep weights this way on this machine: few rows are multiplied faster. Matrix
+    tiles multiply bfloat16 as it is."""
     return is_native() and CpuLevel.PORTABLE < cpu_level() < CpuLevel.AMX
 
 

@@ -2,8 +2,8 @@
 
 Devices keep every parameter once, in one type. A CPU looks embedding rows up in the checkpoint, as
 stored, and keeps everything else as matrices, including a head that is tied to the embeddings. If
-asked for float32, it keeps weights that are stored in half precision that way, or where possible in
-twelve bits, which the plan does not count on. The CPU's int8 scales, padding and norms (float32)
+asked for float32, it keeps weights that are stored in half precision that way; bfloat16 takes
+twelve bits where possible, which the plan does not count on. The CPU's int8 scales, padding and norms (float32)
 are left out: a few per cent, for large models less than 1 %.
 
 A quantised checkpoint takes what its files take: how many parameters an element packs depends on
@@ -99,8 +99,8 @@ def weights_of(
         matrices = count if is_tied else count - table
         size = matrices * DTYPE_BYTES[dtype] + table * DTYPE_BYTES[counted_type(shape.dtype)]
         source += ", as a CPU keeps them"
-        if asked == "float32" and dtype == "bfloat16":
-            source += " (with AVX2 and no AVX-512: a quarter less)"
+        if dtype == "bfloat16":
+            source += " (with AVX2 or AVX-512, and no matrix tiles: a quarter less)"
     return Weights(size, f"{dtype}, {_short(count)} parameters, {source}", count)
 
 

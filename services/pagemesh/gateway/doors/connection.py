@@ -117,7 +117,8 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.is_offered:
+        # The parser may hold more than the request after which the connection was closed.
+        if self.is_offered or self.transport.is_closing():
             return
         self._gathered_bytes = 0
         self._in_body = True
@@ -147,9 +148,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_answered_early(self) -> bool:
-        """Whether the last request has its answer and part of its body is still to come. It is read
-        and dropped: if the connection were closed, the system would tell the client so while it
-        sends, and it would not see the answer."""
+        """Whether the last request has its answer and part of its body is still to come. That is
+        read and dropped: if the connection were closed, the system would tell the client so while
+        it sends, and it would not see the answer."""
         return self._in_body and self.cycle.response_complete
 
     @property
@@ -168,10 +169,12 @@ class Connection(HttpToolsProtocol):
         return is_known and parser.should_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong, and close; in the middle of an answer, only close."""
+        """Say what is wrong, and close; in the middle of an answer, or of a body that has its
+        answer, only close."""
         self._flush_head()
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        is_silent = cycle is None or cycle.response_complete or not cycle.response_started
+        if is_silent and not self.is_answered_early:
             body = ApiError(400, msg, code="malformed_http").body()
             self.transport.write(_REFUSAL % len(body) + body)
         self.transport.close()
@@ -228,7 +231,7 @@ class _Answer:
     def __init__(
         self, transport: asyncio.Transport, *, is_early: Callable[[], bool] = lambda: False
     ) -> None:
-        """While ``is_early`` nothing is closed: see ``Connection.is_answered_early``."""
+        """While ``is_early`` only this side is closed: see ``Connection.is_answered_early``."""
         self._transport = transport
         self._is_early = is_early
         self._has_begun = False
@@ -253,6 +256,8 @@ class _Answer:
         self.flush()
         if not self._is_early():
             self._transport.close()
+        elif self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

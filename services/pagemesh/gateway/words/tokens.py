@@ -287,8 +287,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
         "chat_template"
     )
     if isinstance(source, list):  # several by name
-        named = [item for item in source if isinstance(item, dict)]
-        source = next((one.get("template") for one in named if one.get("name") == "default"), None)
+        known = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = known[-1].get("template") if known else None
     return source if isinstance(source, str) else ""
 
 
