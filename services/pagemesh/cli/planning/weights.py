@@ -3,8 +3,8 @@
 Devices keep every parameter once, in one type. A CPU looks embedding rows up in the checkpoint, as
 stored, and keeps everything else as matrices, including a head that is tied to the embeddings. If
 asked for float32, it keeps weights that are stored in half precision that way; bfloat16 takes
-twelve bits where possible, which the plan does not count on. The CPU's int8 scales, padding and norms (float32)
-are left out: a few per cent, for large models less than 1 %.
+twelve bits where possible, which the plan does not count on. The CPU's int8 scales, padding and
+norms (float32) are left out: a few per cent, for large models less than 1 %.
 
 A quantised checkpoint takes what its files take: how many parameters an element packs depends on
 the method, and the requested type does not apply.
