@@ -190,7 +190,8 @@ def _tiles(report: Report) -> Iterator[Figure]:
 
 def _slim(report: Report) -> Iterator[Figure]:
     rows = "rounded rows" if report.get("is_rounded") else "rows"
-    name = f"{report['model']}, bfloat16 in twelve bits, 1 to 128 {rows}: time over that in sixteen"
+    model = ", ".join([report["model"], *([report["level"]] if "level" in report else [])])
+    name = f"{model}, bfloat16 in twelve bits, 1 to 128 {rows}: time over that in sixteen"
     yield _figure(name, [row["ratio"] for row in report["results"]], report["on"])
 
 
