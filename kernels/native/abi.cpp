@@ -98,7 +98,7 @@ const bool pm::fetches_far = is_intel_or_zen_3_or_4();
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 19; }
+PM_EXPORT int pm_abi_version(void) { return 20; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 

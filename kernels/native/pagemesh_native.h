@@ -93,7 +93,8 @@ void pm_linear_pack(const void* weight, long row_stride, void* packed, long n, l
 // Packs bfloat16 weights as PM_WEIGHT_SLIM_BFLOAT16 (slim_layout.h). Returns 0, or 1 if that format
 // cannot hold them; the contents of `packed` are then undefined. If `packed` is null it only
 // checks.
-int pm_linear_pack_slim(const uint16_t* weight, long row_stride, void* packed, long n, long k);
+int pm_linear_pack_slim(const uint16_t* weight, long row_stride, void* packed, long n, long k,
+                        int threads);
 void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
                  long rows, long width, float epsilon, int threads);
 void pm_rope(float* x, long row_stride, const float* cosine, const float* sine, long rows,

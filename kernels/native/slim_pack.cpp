@@ -1,5 +1,6 @@
 // Packs weights in the slim format (slim_layout.h).
 #include "pagemesh_native.h"
+#include "parallel.h"
 #include "slim_layout.h"
 
 #include <string.h>
@@ -9,6 +10,7 @@
 namespace {
 
 constexpr long kColumns = 16;
+constexpr long kPackWork = 1 << 16;  // values below which one thread is enough (see parallel.h)
 constexpr int kExponentPairs = 128;
 constexpr uint8_t kNone = 0xff;
 
@@ -49,43 +51,54 @@ long choose_uppers(const Panel& panel, uint8_t* uppers, uint8_t* code_of) {
 void pack_panel(const Panel& panel, const uint8_t* uppers, const uint8_t* code_of, uint8_t* to) {
   memset(to, 0, static_cast<size_t>(pm::slim_panel_bytes(panel.k)));
   auto* head = reinterpret_cast<pm::SlimHead*>(to);
-  auto* stray = reinterpret_cast<pm::SlimStray*>(head + 1);
+  auto* const strays = reinterpret_cast<pm::SlimStray*>(head + 1);
+  auto* stray = strays;
   memcpy(head->uppers, uppers, sizeof head->uppers);
-  uint8_t* group = to + pm::slim_groups_at(panel.k);
-  for (long row = 0; row < panel.k; ++row) {
-    const long inner = row % pm::kSlimDepth, half = inner / 4;
-    for (long column = 0; column < panel.width; ++column) {
+  uint8_t* const groups = to + pm::slim_groups_at(panel.k);
+  for (long column = 0; column < panel.width; ++column) {
+    for (long row = 0; row < panel.k; ++row) {
       const uint16_t bits = panel.at(row, column);
-      const long at = pm::slim_place(inner % 4, column);
       const uint8_t code = code_of[upper_of(bits)];
       if (code == kNone) {
         *stray++ = {static_cast<uint32_t>(row * kColumns + column),
                     static_cast<uint32_t>(bits) << 16};
-        ++head->stray_count;
         continue;
       }
+      const long inner = row % pm::kSlimDepth, half = inner / 4;
+      const long at = pm::slim_place(inner % 4, column);
+      uint8_t* group = groups + row / pm::kSlimDepth * pm::kSlimGroupBytes;
       const int signed_code = code | (bits >> 15 ? pm::kSlimUppers : 0);
       group[64 * half + at] = static_cast<uint8_t>(bits);
       group[pm::kSlimCodesAt + at] |= static_cast<uint8_t>(signed_code << 4 * half);
     }
-    if (inner == pm::kSlimDepth - 1) group += pm::kSlimGroupBytes;
   }
+  std::sort(strays, stray, [](const auto& a, const auto& b) { return a.at < b.at; });
+  head->stray_count = static_cast<uint32_t>(stray - strays);
 }
 
 }  // namespace
 
 extern "C" PM_EXPORT int pm_linear_pack_slim(const uint16_t* weight, long row_stride, void* packed,
-                                             long n, long k) {
+                                             long n, long k, int threads) {
   if (k % pm::kSlimDepth || k > INT32_MAX / kColumns) return 1;
-  auto* to = static_cast<uint8_t*>(packed);
-  for (long column = 0; column < n; column += kColumns) {
-    const Panel panel{weight + column * row_stride, row_stride, k,
-                      std::min(kColumns, n - column)};
-    uint8_t uppers[2 * pm::kSlimUppers], code_of[kExponentPairs];
-    if (choose_uppers(panel, uppers, code_of) > pm::slim_strays_max(k)) return 1;
-    if (!to) continue;
-    pack_panel(panel, uppers, code_of, to);
-    to += pm::slim_panel_bytes(k);
-  }
-  return 0;
+  auto* const to = static_cast<uint8_t*>(packed);
+  if (n * k < kPackWork) threads = 1;
+  int is_too_wide = 0;
+  pm::Counter work;
+  pm::parallel(threads, [&] {
+    long index, end;
+    while (!__atomic_load_n(&is_too_wide, __ATOMIC_RELAXED) &&
+           work.take((n + kColumns - 1) / kColumns, 1, &index, &end)) {
+      const long column = index * kColumns;
+      const Panel panel{weight + column * row_stride, row_stride, k,
+                        std::min(kColumns, n - column)};
+      uint8_t uppers[2 * pm::kSlimUppers], code_of[kExponentPairs];
+      if (choose_uppers(panel, uppers, code_of) > pm::slim_strays_max(k)) {
+        __atomic_store_n(&is_too_wide, 1, __ATOMIC_RELAXED);
+      } else if (to) {
+        pack_panel(panel, uppers, code_of, to + index * pm::slim_panel_bytes(k));
+      }
+    }
+  });
+  return is_too_wide;
 }

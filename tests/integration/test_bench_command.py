@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.integration.mesh import Mesh
+from tests.support.interrupts import hear_interrupts
 
 
 def start(mesh: Mesh, *arguments: str) -> subprocess.Popen[str]:
@@ -22,11 +23,6 @@ def start(mesh: Mesh, *arguments: str) -> subprocess.Popen[str]:
         command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=hear_interrupts,
     )  # fmt: skip
-
-
-def hear_interrupts() -> None:
-    """What a shell runs in the background ignores Ctrl-C, and so would all that it starts."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.slow

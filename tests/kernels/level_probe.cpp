@@ -101,7 +101,7 @@ void slim_products() {
   }
   weight[5] = weight[n * k / 2] = 0x7149;  // strays
   std::vector<uint8_t> panels((n + 15) / 16 * pm::slim_panel_bytes(k));
-  if (pm_linear_pack_slim(weight.data(), k, panels.data(), n, k)) exit(2);
+  if (pm_linear_pack_slim(weight.data(), k, panels.data(), n, k, 1)) exit(2);
   say("slim pack", n, panels);
   for (long rows : {1, 2, 3, 8, 70}) {
     const std::vector<float> x = numbers(rows * k);

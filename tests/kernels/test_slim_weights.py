@@ -128,6 +128,16 @@ def test_it_can_use_memory_of_others_and_takes_weights_of_any_stride() -> None:
     assert torch.equal(apart.panels, kept.panels)
 
 
+def test_threads_share_the_panels(with_threads: Callable[[int], None]) -> None:
+    fits, wide = drawn(533, 512), drawn(533, 512)
+    wide[500] = (10.0 ** torch.linspace(-30, 30, 512)).bfloat16()
+    alone = both(fits)[0].panels
+    for threads in (1, 2, 3):
+        with_threads(threads)
+        assert torch.equal(both(fits)[0].panels, alone)
+        assert slim.fits(fits) and not slim.fits(wide)
+
+
 def test_it_pays_with_vectors_and_without_tiles(level: CpuLevel) -> None:
     vectors = {CpuLevel.AVX2, CpuLevel.AVX512, CpuLevel.AVX512_BF16}
     assert slim.pays() == (level in vectors)

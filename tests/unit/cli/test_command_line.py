@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.support.interrupts import hear_interrupts
 from tests.support.model_files import write_model_files
 
 from pagemesh.cli import up
@@ -362,7 +363,10 @@ def test_ctrl_c_ends_a_command_quietly_whatever_is_being_imported(imported: str)
     from pagemesh.cli.__main__ import main
     sys.argv = ["pagemesh", "plan"]
     main()"""
-    stopped = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    stopped = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False, capture_output=True, preexec_fn=hear_interrupts,
+    )  # fmt: skip
     assert stopped.returncode in (130, -2)  # a shell shows 130 for both
     assert (stopped.stdout, stopped.stderr) == (b"", b"")
 

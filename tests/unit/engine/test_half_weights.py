@@ -139,7 +139,7 @@ def test_a_checkpoint_in_float32_is_rounded_when_that_is_asked_for_and_is_anothe
     exact, rounded = load(tmp_path / "model"), load(tmp_path / "model", "bfloat16")
     weight = twin.model.layers[0].mlp.down_proj.weight
     assert exact.weights.layers[0].down.weight_type == "float32"
-    assert rounded.weights.layers[0].down.weight_type == "bfloat16"
+    assert rounded.weights.layers[0].down.weight_type == kept_as(torch.bfloat16)
     found = unpack_linear(rounded.weights.layers[0].down)
     assert torch.equal(found, weight.to(torch.bfloat16).float())
     assert exact.root != rounded.root == load(tmp_path / "model", "bfloat16").root

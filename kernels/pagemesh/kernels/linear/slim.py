@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, native
+from pagemesh.kernels.dispatch import is_native, native, threads
 from pagemesh.kernels.native.library import CpuLevel, cpu_level
 
 DEPTH = 8
@@ -47,7 +47,9 @@ def pack(weight: torch.Tensor, panels: torch.Tensor) -> None:
 def _pack(weight: torch.Tensor, panels: torch.Tensor | None) -> bool:
     plain = weight.bfloat16().contiguous()
     to = None if panels is None else panels.data_ptr()
-    return not native().pm_linear_pack_slim(plain.data_ptr(), plain.stride(0), to, *plain.shape)
+    return not native().pm_linear_pack_slim(
+        plain.data_ptr(), plain.stride(0), to, *plain.shape, threads()
+    )
 
 
 def unpack(panels: torch.Tensor, k: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -251,7 +251,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_word_await": (None, (_P, _U32, _L)),
     "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
     "pm_linear_pack": (None, (_P, _L, _P, _L, _L, _L)),
-    "pm_linear_pack_slim": (_I, (_P, _L, _P, _L, _L)),
+    "pm_linear_pack_slim": (_I, (_P, _L, _P, _L, _L, _I)),
     "pm_linear": (None, (_P, _L, _P, _P, _L, _L, _I, _I)),
     "pm_rms_norm": (None, (_P, _L, _P, _P, _L, _L, _L, _F, _I)),
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),

@@ -210,7 +210,7 @@ def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: Limit) -> None
     limit, said = most
     if prompt_tokens + (0 if ask.max_tokens == 0 else 1) > limit:
         so = "" if prompt_tokens > limit else ", which leaves no room for an answer"
-        message = f"{said}; the prompt is too long: it has {shown}{so}"
+        message = f"{said}; the prompt has {shown}{so}: this prompt is too long"
         param = "messages" if ask.chat else "prompt"
         raise ApiError(400, message, param, "context_length_exceeded")
 
