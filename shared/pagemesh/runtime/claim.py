@@ -86,6 +86,8 @@ class Claim(ABC):
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
+            if not keeping.cancelled() and (error := keeping.exception()) is not None:
+                _log.error("service.claim_crashed", error=error)
         self.check()
 
     def check(self) -> None:
