@@ -38,6 +38,7 @@ CHOICES_MAX = 128
 BEAMS_MAX = 16
 ENDS_MAX = 64
 """Tokens that end a choice."""
+GRAMMAR_CHARACTERS_MAX = 256 << 10
 REPETITION_PENALTY_MIN = 0.01
 """A logit divided by much less would overflow float32."""
 
@@ -66,9 +67,10 @@ class Beams(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return shared + self.width * (pages - shared)
 
 
-class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How tokens are drawn. What is drawn is a pure function of the logits, the tokens so
-    far, these values and (seed, choice, position)."""
+    far, these values and (seed, choice, position). Default values are not encoded, so that services
+    of earlier versions take what they know."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     top_k: Count = 0
@@ -86,6 +88,10 @@ class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token ids that end a choice, including the model's own end tokens unless ignored."""
     logprobs: Annotated[int, Meta(ge=-1, le=TOP_LOGPROBS_MAX)] | None = None
     """How many alternatives to report beside the chosen token; None: no log-probabilities."""
+    grammar: Annotated[str, Meta(max_length=GRAMMAR_CHARACTERS_MAX)] = ""
+    """What the answer must be, from its first token on, in llguidance's own JSON; empty: anything.
+    Tokens that the grammar does not allow next are masked. Where it may end, ``stop_tokens`` are
+    allowed, and nowhere else."""
     beams: Beams | None = None
     """Not None: nothing is drawn, and of the other fields only ``max_tokens``, ``min_tokens``,
     ``stop_tokens`` and ``logprobs`` count."""

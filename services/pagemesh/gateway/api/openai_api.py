@@ -96,6 +96,8 @@ class Ask:
     cache_ttl_s: int
     """0: what is cached stays for as long as there is room."""
     priority: int
+    grammar: str
+    """What every answer must be, as in ``Sampling``; empty: anything."""
     label: str
     """The client's own id for the request: recorded in its trace and otherwise unused."""
 
@@ -322,6 +324,7 @@ def _ask(
         cache_salt=form.cache_salt or "",
         cache_ttl_s=form.cache_ttl_s or 0,
         priority=form.priority or 0,
+        grammar="",
         label=form.request_id or "",
     )
 

@@ -167,6 +167,7 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
         min_tokens=ask.min_tokens,
         stop_tokens=sorted(stop_tokens),
         logprobs=0 if ask.logprobs is None and ask.selects else ask.logprobs,
+        grammar=ask.grammar,
         beams=ask.beams,
     )
 
