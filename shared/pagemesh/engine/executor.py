@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from pagemesh.engine import run_ahead
 from pagemesh.engine.device import HOST, StepDevice
+from pagemesh.engine.grammars import Followers, Grammars
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.step_arrays import ArrayKeeper, targets, wanted_count
@@ -28,6 +30,7 @@ from pagemesh.engine.worker.plan import (
     Ahead,
     Drawn,
     RowResult,
+    Sample,
     StepPlan,
     StepResult,
     StepRow,
@@ -36,6 +39,7 @@ from pagemesh.engine.worker.plan import (
 )
 from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, RunDone, RunTerms
+from pagemesh.wire.errors import GrammarRefused
 from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
@@ -83,10 +87,11 @@ class ModelExecutor:
         box: MemoryBox | None = None,
         draft_tokens_max: int = 0,
         prepare: Callable[[KvPool], None] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """``device`` is the decoder's; ``box`` holds the memory of pools whose pages are not in
         their files; ``draft_tokens_max``: drafts per sequence in a step of a run; ``prepare``:
-        called with a pool before its first step."""
+        called with a pool before its first step; without ``grammars`` no sample may have one."""
         self._decoder = decoder
         self._layout = layout
         self._device = device
@@ -95,6 +100,7 @@ class ModelExecutor:
         self._pool: WorkerPool | None = None
         self._fence: Fence | None = None
         self._arrays = ArrayKeeper(layout.page_size)
+        self._followers = Followers(grammars) if grammars is not None else None
         self._guesses = run_ahead.Guesses(draft_tokens_max)
 
     def use_opened(self, opened: SessionOpened) -> None:
@@ -215,7 +221,7 @@ class ModelExecutor:
         if logits is not None and all(len(row.samples) == 1 for row in rows):
             samples = [row.samples[0] for row in rows]
             own = np.arange(len(rows))
-            return [(one,) for one in self._device.draw(logits, own, samples)]
+            return [(one,) for one in self._drawn(logits, own, samples)]
         drawing = [index for index, row in enumerate(rows) if row.samples]
         out: list[tuple[Drawn, ...]] = [()] * len(rows)
         if not drawing:
@@ -225,12 +231,26 @@ class ModelExecutor:
         samples = [sample for index in drawing for sample in rows[index].samples]
         widths = [len(rows[index].samples) for index in drawing]
         own = np.repeat(np.arange(len(drawing)), widths)
-        drawn = self._device.draw(logits, own, samples)
+        drawn = self._drawn(logits, own, samples)
         at = 0
         for index, width in zip(drawing, widths, strict=True):
             out[index] = drawn[at : at + width]
             at += width
         return out
+
+    def _drawn(self, logits: torch.Tensor, rows: I64, samples: list[Sample]) -> tuple[Drawn, ...]:
+        """See ``StepDevice.draw``; draws follow the grammars of ``samples``."""
+        refused: dict[int, Drawn] = {}
+        for index, sample in enumerate(samples):
+            if sample.sampling.grammar and self._followers is not None:
+                try:
+                    samples[index] = replace(sample, allowed=self._followers.allowed(sample))
+                except GrammarRefused as error:
+                    refused[index] = Drawn(sample.key, 0, refusal=error.message)
+        drawn = self._device.draw(logits, rows, samples)
+        if not refused:
+            return drawn
+        return tuple(refused.get(index, one) for index, one in enumerate(drawn))
 
     def _score(self, row: StepRow, hidden: torch.Tensor, end: int) -> TokenScores | None:
         """The row's prompt scores, from its hidden states, which end at ``end``."""

@@ -118,6 +118,7 @@ def _is_plain(sample: Sample) -> bool:
         sample.candidate_count
         or sample.beam_length
         or sample.sampling.logprobs is not None
+        or sample.sampling.grammar
         or is_edited(sample)
     )
 

@@ -35,7 +35,7 @@ _NEW_TOKENS_MAX = 64
 def is_edited(sample: Sample) -> bool:
     """Whether a mask, bias or penalty changes its logits."""
     values = sample.sampling
-    return bool(
+    return sample.allowed is not None or bool(
         values.logit_bias
         or values.presence_penalty
         or values.frequency_penalty
@@ -77,6 +77,7 @@ class _Text:
         )
         self._repeats = values.repetition_penalty != 1.0
         self._counts = bool(values.frequency_penalty or values.presence_penalty)
+        self._ends = self.edits.masked
         self._prompt_count = sample.prompt_count
         self._context_count = 0
         self._drawn: tuple[int, ...] = ()
@@ -119,7 +120,13 @@ class _Text:
 
     def _is_at(self, sample: Sample) -> None:
         self._context_count, self._drawn = len(sample.context), sample.drawn
-        self.edits.masks = sample.generated_count < self.sampling.min_tokens
+        ends = sample.generated_count < self.sampling.min_tokens
+        self.edits.masks = ends or sample.allowed is not None
+        if sample.allowed is not None:
+            allowed = sample.allowed.copy()
+            if ends:
+                allowed[self._ends[self._ends < len(allowed)]] = False
+            self.edits.masked = np.flatnonzero(~allowed)
 
 
 _kept: OrderedDict[Key, _Text] = OrderedDict()

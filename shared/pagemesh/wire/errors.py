@@ -12,6 +12,7 @@ PagemeshError
     |-- Stale           the handle, lease or epoch belongs to another life: admit again
     |   |-- Superseded    the weights it began with are no longer served: start over
     |   |-- TicketOver    the ticket's lease has ended, nobody can redeem it: start over
+    |-- GrammarRefused  the answer cannot follow its grammar: change the grammar
     |-- Malformed       the message is not what the subject takes: fix the caller
     |-- Gone            the thing named does not exist (any more): forget it
     |   |-- Absent        nobody listens on the subject: the service is not there
@@ -92,6 +93,11 @@ class Superseded(Stale):
 
 class TicketOver(Stale):
     """The ticket has ended, and its lease with it."""
+
+
+class GrammarRefused(Fault):
+    """No answer can follow the grammar that was asked for, or not this one any further (the message
+    says why)."""
 
 
 class Malformed(Fault):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagemesh.engine import cores
-from pagemesh.engine.worker import service
+from pagemesh.engine.worker.start import turns_of
 from pagemesh.engine.worker.turns import NoTurns, SharedTurns, Turns
 from pagemesh.runtime.settings import WorkerConfig
 
@@ -29,7 +29,7 @@ def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Taker]:
 
         def taken(config: WorkerConfig, *, quota: float = math.inf) -> Turns:
             monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
-            return stack.enter_context(closing(service._turns(config, path)))
+            return stack.enter_context(closing(turns_of(config, path)))
 
         yield taken
 

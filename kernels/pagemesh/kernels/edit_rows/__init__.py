@@ -50,6 +50,7 @@ class RowEdits:
         presence: float = 0.0,
     ) -> None:
         self.masked: I64 = np.fromiter(masked, np.int64)
+        """Contiguous; may be another array in the next step."""
         self.masks = True
         """Whether columns ``masked`` are masked; may change from one step to the next."""
         self.biased: I64 = np.fromiter(bias or (), np.int64)
@@ -59,7 +60,6 @@ class RowEdits:
         """Only which columns it has matters, not how often each occurs."""
         self.counted = ColumnCounts()
         self._struct = EditsStruct(
-            masked=self.masked.ctypes.data,
             biased=self.biased.ctypes.data,
             biases=self.biases.ctypes.data,
             biased_count=len(self.biased),
@@ -72,6 +72,7 @@ class RowEdits:
     def prepare(self) -> int:
         """Update the struct that the native library reads; returns how many columns are edited."""
         own, repeated, counted = self._struct, self.repeated, self.counted
+        own.masked = self.masked.ctypes.data
         own.masked_count = masks = len(self.masked) if self.masks else 0
         own.repeated, own.repeated_count = repeated.columns_at, repeated.size
         own.counted, own.counted_count = counted.columns_at, counted.size

@@ -24,6 +24,7 @@ from pagemesh.wire.errors import (
     Denied,
     Disconnected,
     Fault,
+    GrammarRefused,
     Malformed,
     NoCapacity,
     NotReady,
@@ -124,6 +125,8 @@ def from_fault(fault: Fault) -> ApiError:
         return ApiError(400, fault.message, code="quota_exceeded")
     if isinstance(fault, NoCapacity) and not fault.retry_after_ms:
         return ApiError(400, fault.message, code="context_length_exceeded")
+    if isinstance(fault, GrammarRefused):
+        return ApiError(400, fault.message, code="invalid_grammar")
     after_ms = fault.retry_after_ms or 1_000
     if isinstance(fault, NotServed):
         return ApiError(503, fault.message, code="not_ready", retry_after_ms=after_ms)

@@ -15,6 +15,7 @@ import numpy as np
 from pagemesh.gateway.api.api_errors import bad, missing, unsupported
 from pagemesh.gateway.api.beams import beams_of
 from pagemesh.gateway.api.decoding import decode
+from pagemesh.gateway.api.grammars import grammar_of, param_of
 from pagemesh.gateway.api.openai_types import (
     LOGIT_BIASES_MAX,
     NOT_YET,
@@ -97,7 +98,9 @@ class Ask:
     """0: what is cached stays for as long as there is room."""
     priority: int
     grammar: str
-    """What every answer must be, as in ``Sampling``; empty: anything."""
+    """What every answer must be, as in ``Sampling``; empty: anything. Not checked yet."""
+    grammar_name: str
+    """The parameter that gave ``grammar``, for messages."""
     label: str
     """The client's own id for the request: recorded in its trace and otherwise unused."""
 
@@ -105,6 +108,11 @@ class Ask:
     def is_packed(self) -> bool:
         """Whether all prompts were given as token ids."""
         return all(isinstance(prompt, np.ndarray) for prompt in self.prompts)
+
+    @property
+    def grammar_bytes(self) -> int:
+        """What ``grammar`` takes in a message."""
+        return len(self.grammar.encode())
 
     @property
     def selects(self) -> bool:
@@ -151,7 +159,6 @@ def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = O
     form = decode(body, CompletionBody)
     if form.suffix:
         raise unsupported("suffix")
-    _refuse_format(form.response_format)
     if form.max_tokens == 0 and not form.echo:
         raise bad("max_tokens", "max_tokens: 0 requires echo: true")
     return _ask(
@@ -283,6 +290,9 @@ def _ask(
     most = open_tokens if max_tokens is None else max_tokens
     if min_tokens > most:
         raise bad("min_tokens", f"min_tokens {min_tokens} exceeds {name} {most}")
+    grammar = grammar_of(form)
+    if grammar:
+        _refuse_beside_grammar(form)
     options = form.stream_options
     if options is not None and not form.stream:
         raise bad("stream_options", "stream_options requires stream: true")
@@ -324,9 +334,17 @@ def _ask(
         cache_salt=form.cache_salt or "",
         cache_ttl_s=form.cache_ttl_s or 0,
         priority=form.priority or 0,
-        grammar="",
+        grammar=grammar,
+        grammar_name=param_of(form),
         label=form.request_id or "",
     )
+
+
+def _refuse_beside_grammar(form: Common) -> None:
+    """A grammar alone says where an answer may end."""
+    for name in ("use_beam_search", "ignore_eos", "min_tokens"):
+        if getattr(form, name):
+            raise bad(name, f"{name} cannot be combined with {param_of(form)}")
 
 
 def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[int, int]:
@@ -361,13 +379,7 @@ def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     return out
 
 
-def _refuse_format(value: Any) -> None:
-    if value is not None and value != {"type": "text"}:
-        raise unsupported("response_format", "response_format other than text")
-
-
 def _refuse_unsupported_chat(form: ChatBody) -> None:
-    _refuse_format(form.response_format)
     for name in ("tools", "functions"):
         if getattr(form, name):
             raise unsupported(name)

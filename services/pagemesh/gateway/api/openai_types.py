@@ -26,6 +26,7 @@ STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 STOP_TOKENS_MAX = 48
 LOGIT_BIASES_MAX = 1_024
+CHOICE_TEXTS_MAX = 1_024
 TOKEN_MAX = 0xFFFF_FFFF
 
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
@@ -61,8 +62,18 @@ class _NotYet(msgspec.Struct, kw_only=True):
     guided_regex: _Inert = None
     prompt_logprobs: _Inert = None
     return_tokens_as_token_ids: _Inert = None
-    structured_outputs: _Inert = None
     truncate_prompt_tokens: _Inert = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's way to say what an answer must be: one of these."""
+
+    json: dict[str, Any] | str | None = None
+    """A JSON schema."""
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=CHOICE_TEXTS_MAX)] | None = None
+    grammar: str | None = None
+    """In llguidance's dialect of Lark."""
 
 
 NOT_YET = _NotYet.__struct_fields__
@@ -87,6 +98,8 @@ class Common(_NotYet, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: _Stops | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     top_k: TopK | None = None
     min_p: MinP | None = None
@@ -128,7 +141,6 @@ class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     echo: bool | None = None
     suffix: str | None = None
-    response_format: _Inert = None
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -157,7 +169,6 @@ class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: _Inert = None
     parallel_tool_calls: bool | None = None

@@ -12,6 +12,7 @@ import numpy as np
 
 from pagemesh.gateway.api.api_errors import ApiError, bad
 from pagemesh.gateway.api.beams import fit_beams
+from pagemesh.gateway.api.grammars import check_grammar
 from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, Prompt
 from pagemesh.gateway.words.templates import TemplateRefused
 from pagemesh.gateway.words.tokens import Tokens
@@ -55,10 +56,21 @@ class Work:
 
 
 def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
-    """Token ids of every prompt. Raises ``ApiError``, and does so before the work if the model's
-    limits (``facts``) are known and no tokenisation of the text could be within them. ``owner``:
-    see ``Tokens.encode``."""
+    """Token ids of every prompt, once the grammar is checked. Raises ``ApiError``, and does so
+    before the work if the model's limits (``facts``) are known and no tokenisation of the text
+    could be within them. ``owner``: see ``Tokens.encode``."""
+    if ask.grammar:
+        _check_grammar(ask, tokens)
     return [_tokenise_one(prompt, ask, tokens, facts, owner) for prompt in ask.prompts]
+
+
+def _check_grammar(ask: Ask, tokens: Tokens) -> None:
+    check_grammar(ask.grammar, ask.grammar_name)
+    if not tokens.end_tokens:
+        raise bad(
+            ask.grammar_name,
+            f"{ask.grammar_name}: this model names no end token, so no answer of it could end",
+        )
 
 
 def _tokenise_one(

@@ -25,7 +25,7 @@ from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
 from pagemesh.gateway.doors.next_turn import NextTurn, NextTurns
-from pagemesh.gateway.doors.off_loop import off_loop
+from pagemesh.gateway.doors.off_loop import THREAD_BYTES_MIN, off_loop
 from pagemesh.gateway.doors.tenant_limits import TenantLimits
 from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.gateway.life import Life
@@ -148,7 +148,8 @@ class Front:
             # Whoever shares cached pages also shares remembered token ids.
             salt = self.tenants.salt(caller.tenant, ask.cache_salt)
             work = partial(tokenise, ask, self.tokens, facts, salt)
-            prompts = await off_loop(size, work, owner=caller.tenant)
+            least = 0 if ask.grammar else THREAD_BYTES_MIN  # a short one may take long to check
+            prompts = await off_loop(size, work, owner=caller.tenant, bytes_min=least)
         return Understood(ask, parsed.arrival_us, parsed.body_bytes, prompts, salt)
 
     def check_model(self, model: str) -> None:
@@ -175,10 +176,7 @@ class Front:
                 lives += self._lives(understood, works, caller, outbox, context)
                 self._begin(lives)  # submitted before we make what only the answer needs
                 renderer = Renderer(
-                    ask,
-                    self.tokens,
-                    response_id=facts.response_id,
-                    created=int(time.time()),
+                    ask, self.tokens, response_id=facts.response_id, created=int(time.time())
                 )
                 yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts, turn)
         except Exception as error:
@@ -199,7 +197,7 @@ class Front:
             raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         try:
             facts = await self.gateway.facts(self._limits)
-            bytes_max = self.gateway.bus.message_bytes_max
+            bytes_max = self.gateway.bus.message_bytes_max - ask.grammar_bytes
         except Fault as fault:
             raise from_fault(fault) from None
         seed = secrets.randbits(63)
@@ -228,6 +226,7 @@ class Front:
     ) -> list[Life]:
         ask = understood.ask
         terms = self.tenants.limits_of(caller.tenant).terms(caller.tenant, ask.cache_ttl_s)
+        bytes_max = self.gateway.bus.message_bytes_max - ask.grammar_bytes
         scored = ask.echo and ask.logprobs is not None
         clock = self.gateway.clock
         now_ms, arrival_us = clock.now_ms(), came_us(clock, understood.arrival_us)
@@ -246,7 +245,7 @@ class Front:
                 prompt_logprobs=scored,
                 read_cache=not scored,
                 terms=terms,
-                submit_tokens_max=carried_tokens(self.gateway.bus.message_bytes_max),
+                submit_tokens_max=carried_tokens(bytes_max),
                 own_stops=frozenset(ask.stop_tokens),
                 show_stop=ask.show_stop,
             )

@@ -166,6 +166,7 @@ def _edit(work: Tensor, samples: Sequence[Sample]) -> None:
     # A token that occurs twice is written twice, with the same value.
     for at, _ in masks.on(work, vocab):
         work[at] = float("-inf")
+    _keep_allowed(work, edited)
     for at, (bias, _) in biases.on(work, vocab):
         work[at] += bias
     for at, (penalty, _) in repeats.on(work, vocab):
@@ -173,6 +174,15 @@ def _edit(work: Tensor, samples: Sequence[Sample]) -> None:
         work[at] = torch.where(old > 0, old / penalty, old * penalty)
     for at, (frequency, presence) in counts.on(work, vocab):
         work[at] = work[at] - frequency - presence
+
+
+def _keep_allowed(work: Tensor, edited: Sequence[tuple[int, Sample]]) -> None:
+    """Mask what the grammars of ``edited``, (row, sample) pairs, do not allow."""
+    found = [(row, sample.allowed) for row, sample in edited if sample.allowed is not None]
+    if found:
+        rows = _on(work, np.array([row for row, _ in found]))
+        allowed = _on(work, np.stack([mask for _, mask in found]))
+        work[rows] = work[rows].masked_fill_(~allowed, float("-inf"))
 
 
 class _Entries:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from pagemesh.engine.grammars import Grammars
 from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.core import WorkerCore
 from pagemesh.engine.worker.events import (
@@ -37,6 +38,7 @@ from pagemesh.engine.worker.events import (
     Tick,
     UsePool,
 )
+from pagemesh.engine.worker.grammar_gate import Compiled, GrammarGate
 from pagemesh.engine.worker.preemptions import Preemptions
 from pagemesh.engine.worker.spans import OpenCall, SequenceSpans
 from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper, StepsDone
@@ -82,7 +84,7 @@ class PoolDiscarded:
     for both."""
 
 
-Input = Delivery | Event | StepsDone | Crashed | PoolRefused | PoolDiscarded
+Input = Delivery | Event | StepsDone | Crashed | PoolRefused | PoolDiscarded | Compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Surroundings:
     role: str
     name: str
     host: str
-    vocab_tokens: int
+    grammars: Grammars
     turns: Turns
     step_us_max: int
     """The longest that a step may take."""
@@ -151,6 +153,7 @@ class WorkerBehaviour(Behaviour[Input]):
         """Why the pager refuses a pool, as last logged."""
         self._turned_away = TurnedAway(around.host)
         self._preemptions = Preemptions()
+        self._gate = GrammarGate(around.grammars, around.admit, self._track)
 
     async def handle(self, event: Input) -> None:
         """Raises whatever crashed the core or the step thread, and ``ConfigError`` when there can
@@ -159,6 +162,8 @@ class WorkerBehaviour(Behaviour[Input]):
         match event:
             case Delivery():
                 self._received(event)
+            case Compiled():
+                self._received(event.delivery, compiled=True)
             case Crashed() | PoolRefused():
                 raise event.error
             case PoolDiscarded():
@@ -208,14 +213,14 @@ class WorkerBehaviour(Behaviour[Input]):
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _received(self, delivery: Delivery) -> None:
+    def _received(self, delivery: Delivery, *, compiled: bool = False) -> None:
         at_us = self._around.clock.now_us()
         try:
             message = codec.decode(delivery.data)
             self._check_place(message, delivery.subject)
             vet(
                 message,
-                vocab_tokens=self._around.vocab_tokens,
+                vocab_tokens=self._around.grammars.vocab_tokens,
                 message_bytes_max=self._around.bus.message_bytes_max,
                 output_bytes_max=self._around.bus.config.output_bytes_max,
             )
@@ -223,6 +228,8 @@ class WorkerBehaviour(Behaviour[Input]):
             delivery.respond_error(fault)
             return
         if isinstance(message, Submit | Attach):
+            if not compiled and self._gate.holds(delivery, message.sampling.grammar):
+                return
             context = trace.accept(delivery.headers)
             self._spans.begin(keys_of(message), context, at_us)
         elif isinstance(message, Granted):
@@ -238,6 +245,10 @@ class WorkerBehaviour(Behaviour[Input]):
         if isinstance(message, Submit | Attach):
             # A sequence that is submitted again may have ended: nothing would end its span.
             self._spans.drop(key for key in keys_of(message) if not self._core.lives(key))
+
+    def _track(self, task: asyncio.Task[None]) -> None:
+        self._calls.add(task)
+        task.add_done_callback(self._call_ended)
 
     def _check_place(self, message: Message, subject: str) -> None:
         """Inspection has a subject of its own, for users who may do nothing else. Raises
@@ -339,9 +350,7 @@ class WorkerBehaviour(Behaviour[Input]):
         except Fault as fault:
             self._answered(command, span, Refused.of(fault))
             return
-        task = asyncio.create_task(self._hear(reply, command, span), name="worker-call")
-        self._calls.add(task)
-        task.add_done_callback(self._call_ended)
+        self._track(asyncio.create_task(self._hear(reply, command, span), name="worker-call"))
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)

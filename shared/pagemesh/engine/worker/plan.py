@@ -35,6 +35,8 @@ class Sample:
     drawn: tuple[int, ...] = ()
     candidate_count: int = 0
     """Not 0: draw nothing, but report this many of the most likely tokens."""
+    allowed: NDArray[np.bool_] | None = None
+    """bool [vocab]: the tokens that the sampling's grammar allows here, once they are known."""
     beam_length: int = 0
     """Generated tokens of a beam. They count, but are not in ``context``, since reporting
     candidates does not need their ids."""
@@ -132,6 +134,8 @@ class Drawn:
     scores: TokenScores | None = None
     poisoned: bool = False
     """The highest logit was not finite, so ``token`` is meaningless."""
+    refusal: str = ""
+    """Not empty: why no token may follow under the sampling's grammar; ``token`` is meaningless."""
     candidates: TokenScores | None = None
     """Reported instead of a draw, most likely first; tokens that are not allowed have minus
     infinity. ``chosen`` is empty."""
@@ -213,15 +217,17 @@ class Executor(Protocol):
 
 def plan_after(plan: StepPlan, result: StepResult) -> StepPlan | None:
     """The next step of the run, or None when the scheduler has to decide: a row may not draw more
-    tokens, a lease ended, a row is poisoned, or a drawn token may end its sequence."""
+    tokens, a lease ended, a row is poisoned or refused, or a drawn token may end its sequence."""
     left = plan.repeat_count - max((1 + len(row.before) for row in result.rows), default=1)
     if left < 0:
         return None
     rows: list[StepRow] = []
     for row, outcome in zip(plan.rows, result.rows, strict=True):
-        if outcome.revoked or outcome.poisoned or outcome.drawn[0].token in row.stops:
+        if outcome.revoked or outcome.poisoned or outcome.drawn[0].refusal:
             return None
         token = outcome.drawn[0].token
+        if token in row.stops:
+            return None
         samples = (row.samples[0].after(*outcome.before, token),)
         tokens = np.array([token], np.dtype("<u4"))
         start = row.start + 1 + len(outcome.before)

@@ -9,13 +9,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import torch
-
-from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.grammars import Grammars
 from pagemesh.engine.loading import ServedModel
 from pagemesh.engine.memory_box import MemoryBox
-from pagemesh.engine.opening import Engine, open_engine
+from pagemesh.engine.opening import Engine
 from pagemesh.engine.worker.actor import Input, PoolDiscarded, Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.core import WorkerCore
 from pagemesh.engine.worker.events import (
@@ -26,14 +24,12 @@ from pagemesh.engine.worker.events import (
     Tick,
     WorkerLost,
 )
-from pagemesh.engine.worker.progress import logged_progress
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.spans import SequenceSpans
-from pagemesh.engine.worker.stepper import Stepper, bounded_threads
-from pagemesh.engine.worker.turns import NoTurns, SharedTurns, Turns
-from pagemesh.kernels.dispatch import is_native
+from pagemesh.engine.worker.start import load, turns_of
+from pagemesh.engine.worker.stepper import Stepper
+from pagemesh.engine.worker.turns import Turns
 from pagemesh.kernels.native.locks import HolderLock
-from pagemesh.kernels.ops import identity
 from pagemesh.runtime.actor import Actor
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
@@ -41,13 +37,11 @@ from pagemesh.runtime.directory import Change, Changed, Joined, Lost
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
 from pagemesh.runtime.logs import get_logger
-from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.rpc import call
 from pagemesh.runtime.service import EXIT_CRASHED, EXIT_OK, Stop
 from pagemesh.runtime.service_bus import service_bus
 from pagemesh.runtime.service_config import ServiceConfig
-from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
 from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire import subjects
@@ -86,7 +80,7 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
         bus = await stack.enter_async_context(service_bus(config.bus, role=role.role, name=name))
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
-        loading = asyncio.ensure_future(asyncio.to_thread(_load, config.worker))
+        loading = asyncio.ensure_future(asyncio.to_thread(load, config.worker))
         if not await _ended_before(loading, stop):
             return False
         engine = await loading
@@ -102,7 +96,7 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
             box = MemoryBox(engine.maker, path, worker.pool_discarded)
             held.enter_context(contextlib.closing(box))
         try:
-            await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
+            await worker.serve(engine, box, lock, turns_of(config.worker, lock.path), stop)
         finally:
             if worker.computes:
                 held.pop_all()  # keep lock and memory: the step may write until the process ends
@@ -225,6 +219,7 @@ class Worker:
     ) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
         model = engine.model
+        grammars = Grammars(Path(worker.model), model.config.vocab_tokens)
         sequences_max = worker.sequence_count_max + worker.waiting_count_max
         around = Surroundings(
             bus=self._bus,
@@ -232,7 +227,7 @@ class Worker:
             role=self._role.role,
             name=host.name,
             host=host.host,
-            vocab_tokens=model.config.vocab_tokens,
+            grammars=grammars,
             turns=turns,
             step_us_max=1_000 * host.step_ms_max,
             stream_ms=worker.stream_ms,
@@ -246,7 +241,7 @@ class Worker:
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
         executor = ModelExecutor(
             engine.decoder, model.layout, engine.device, box,
-            draft_tokens_max=worker.draft_tokens_max, prepare=engine.prepare,
+            draft_tokens_max=worker.draft_tokens_max, prepare=engine.prepare, grammars=grammars,
         )  # fmt: skip
         behaviour = WorkerBehaviour(around, core, executor, spans)
         self._stepper = behaviour.stepper
@@ -368,32 +363,3 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
             yield
         finally:
             task.cancel()
-
-
-def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
-    """Turns with the other workers of the pool folder. None if at most half of the cores were asked
-    for, since another worker with as many threads then has cores of its own; nor for deterministic
-    answers without the native kernels, since the bits of torch's products depend on the threads.
-    A GPU's worker needs one thread and no turns."""
-    if config.device == "cuda":
-        return NoTurns(config.thread_count or 1)
-    cores, thread_count = os.sched_getaffinity(0), bounded_threads(config.thread_count)
-    has_own = 0 < 2 * config.thread_count <= len(cores)
-    if has_own or (config.deterministic and not is_native()):
-        return NoTurns(thread_count)
-    return SharedTurns(lock_path, cores, time.monotonic_ns, thread_count)
-
-
-def _load(config: WorkerConfig) -> Engine:
-    """Blocks for as long as loading takes; progress goes to the log."""
-    began = time.monotonic()
-    # By default torch has a thread for each core, even if a quota allows less CPU time.
-    torch.set_num_threads(min(torch.get_num_threads(), usable_cores().thread_count))
-    config = with_types(config)
-    engine = open_engine(config, logged_progress())
-    _log.info(
-        "worker.model_loaded", model=config.model_name, layers=engine.model.config.layer_count,
-        dtype=config.dtype, kv_dtype=config.kv_dtype,
-        kernels=engine.device.place or identity(), seconds=round(time.monotonic() - began, 2),
-    )  # fmt: skip
-    return engine

@@ -11,7 +11,7 @@ from pagemesh.engine.worker.events import EndRun, RunStep
 from pagemesh.engine.worker.lease import Hold, Lease
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.sequence import RUNNABLE, Phase, Sequence
-from pagemesh.wire.errors import Internal
+from pagemesh.wire.errors import GrammarRefused, Internal
 from pagemesh.wire.work_messages import Finish
 
 
@@ -256,20 +256,23 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     first_position, reason = sequence.generated_count, None
     for outcome in outcomes:
         drawn = [Drawn(sequence.key, token) for token in outcome.before]
-        if not outcome.poisoned:
-            drawn.append(_own(outcome, sequence))
+        own = None if outcome.poisoned else _own(outcome, sequence)
+        if own is not None and not own.refusal:
+            drawn.append(own)
         for one in drawn:
             assert reason is None, "a run went on beyond a sequence's end"
             reason = _append(sequence, one)
-        if outcome.poisoned:
+        if own is None:
             frames.tell(desk, sequence, first_position)
             _spoiled(desk, row)
             return
+        if own.refusal:
+            frames.tell(desk, sequence, first_position)
+            _let_go(desk, sequence, children)
+            ending.fail(desk, sequence, GrammarRefused(own.refusal))
+            return
     if reason is not None:
-        for child in children:
-            child.leader = None
-            sequence.followers.remove(child)
-            desk.move(child, Phase.WAITING)
+        _let_go(desk, sequence, children)
         ending.finish(desk, sequence, reason, first_position=first_position)
         return
     frames.tell(desk, sequence, first_position)
@@ -280,6 +283,14 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
         handover.route(desk, sequence)
     if sequence.phase is Phase.DECODE:
         admission.extend(desk, sequence)
+
+
+def _let_go(desk: Desk, sequence: Sequence, children: list[Sequence]) -> None:
+    """``sequence`` ends before its ``children`` have shared its pages: they ask for their own."""
+    for child in children:
+        child.leader = None
+        sequence.followers.remove(child)
+        desk.move(child, Phase.WAITING)
 
 
 def _spoiled(desk: Desk, row: Row) -> None:
@@ -306,7 +317,11 @@ def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
         if child.phase is not Phase.FOLLOWING:
             continue
         _share_prompt(row.sequence, child)
-        reason = _append(child, _own(outcome, child))
+        own = _own(outcome, child)
+        if own.refusal:
+            ending.fail(desk, child, GrammarRefused(own.refusal))
+            continue
+        reason = _append(child, own)
         if reason is not None:
             ending.finish(desk, child, reason, first_position=0)
         else:

@@ -82,6 +82,8 @@ def _vet_beams(message: Submit, message_bytes_max: int) -> None:
         )
     if not sampling.max_tokens:
         raise Malformed("beams: max_tokens is 0")
+    if sampling.grammar:
+        raise Malformed("beams: a search cannot follow a grammar")
     token_bytes = _ID_BYTES + _CHOSEN_BYTES + max(sampling.logprobs or 0, 0) * _ALTERNATIVE_BYTES
     needed = beams.keep * sampling.max_tokens * token_bytes
     if needed + _SPARE_BYTES > message_bytes_max:

@@ -1,0 +1,132 @@
+"""What an answer must be, from ``response_format`` or ``structured_outputs``, as a grammar for
+workers (``Sampling.grammar``). Pure.
+
+    {"type": "json_object"}                                    any JSON object
+    {"type": "json_schema", "json_schema": {"schema": ...}}    JSON that is valid under a schema
+    {"json": ...} {"regex": ...} {"choice": [...]} {"grammar": ...}   vLLM's names; the last in Lark
+
+Between JSON's tokens an answer may have a blank, or up to two line ends and an indentation: models
+that find nothing to say would otherwise write blanks for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, grammar_from
+
+from pagemesh.gateway.api.api_errors import ApiError, bad, missing
+from pagemesh.gateway.api.openai_types import Common, StructuredOutputs
+from pagemesh.wire.errors import first_line
+from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_BLANKS = r"( |\n{1,2}[ \t]{0,20})?"
+CODE = "invalid_grammar"
+
+
+def grammar_of(form: Common) -> str:
+    """The grammar that ``form`` asks for; empty: none. Raises ``ApiError``, but for grammars that
+    are wrong only ``check_grammar`` does."""
+    asked = form.structured_outputs
+    format_text = _of_format(form.response_format)
+    if asked is None:
+        return format_text
+    if format_text:
+        raise bad("structured_outputs", "give either response_format or structured_outputs")
+    return _of_outputs(asked)
+
+
+def param_of(form: Common) -> str:
+    """The parameter that ``grammar_of`` read."""
+    return "response_format" if form.structured_outputs is None else "structured_outputs"
+
+
+def check_grammar(text: str, param: str) -> None:
+    """Raises ``ApiError`` for a grammar that is wrong or that nothing can satisfy, as far as one
+    can tell without the vocabulary. May take a second."""
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(text)
+    if wrong:
+        said = first_line(ValueError(messages[0] if messages else "it is not valid"))
+        raise bad(param, f"{param}: {said}", code=CODE)
+
+
+def _of_format(value: dict[str, Any] | None) -> str:
+    kind = (value or {"type": "text"}).get("type")
+    match kind:
+        case "text":
+            return ""
+        case "json_object":
+            return _json_grammar({"type": "object"}, strict=True)
+        case "json_schema":
+            assert value is not None
+            return _of_schema(value.get("json_schema"))
+        case None:
+            raise missing("response_format.type")
+    raise bad(
+        "response_format.type",
+        f"response_format.type {str(kind)[:64]!r} is not one of text, json_object and json_schema",
+    )
+
+
+def _of_schema(asked: Any) -> str:
+    where = "response_format.json_schema"
+    if not isinstance(asked, dict):
+        raise missing(where) if asked is None else bad(where, f"{where} must be an object")
+    schema = asked.get("schema")
+    if schema is None:
+        raise missing(f"{where}.schema")
+    if not isinstance(schema, dict):
+        raise bad(f"{where}.schema", f"{where}.schema must be an object")
+    return _json_grammar(schema, strict=asked.get("strict") is True)
+
+
+def _json_grammar(schema: dict[str, Any], *, strict: bool) -> str:
+    """Unless ``strict``, what is unknown in a schema is ignored."""
+    options: JsonCompileOptions = {
+        "whitespace_flexible": True, "whitespace_pattern": _BLANKS, "lenient": not strict,
+    }  # fmt: skip
+    try:
+        return _bounded(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+    except (ValueError, RecursionError) as error:
+        raise bad("response_format", f"the schema is not valid: {first_line(error)}") from None
+
+
+def _of_outputs(asked: StructuredOutputs) -> str:
+    given = [name for name in asked.__struct_fields__ if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise bad(
+            "structured_outputs", "structured_outputs takes one of json, regex, choice and grammar"
+        )
+    if asked.regex is not None:
+        return _bounded(grammar_from("regex", asked.regex))
+    if asked.choice is not None:
+        if not all(asked.choice):
+            raise bad("structured_outputs.choice", "structured_outputs.choice: one is empty")
+        options = " | ".join(json.dumps(option, ensure_ascii=False) for option in asked.choice)
+        return _bounded(grammar_from("lark", f"start: {options}"))
+    if asked.grammar is not None:
+        return _bounded(grammar_from("lark", asked.grammar))
+    return _json_grammar(_schema_in(asked.json), strict=False)
+
+
+def _schema_in(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        where = "structured_outputs.json"
+        raise bad(where, f"{where} must be a JSON schema, an object")
+    return value
+
+
+def _bounded(text: str) -> str:
+    if len(text) > GRAMMAR_CHARACTERS_MAX:
+        message = f"the grammar has {len(text)} characters; the limit is {GRAMMAR_CHARACTERS_MAX}"
+        raise ApiError(400, message, "response_format", CODE)
+    return text
