@@ -291,7 +291,7 @@ async def test_a_worker_that_is_to_stop_does_not_load_its_model_first(
         begun.set()
         loads.wait(20)
 
-    monkeypatch.setattr(service, "_load", slow)
+    monkeypatch.setattr(service, "load", slow)
     monkeypatch.setattr(os, "_exit", codes.append)
     config = replace(mesh.config, host=replace(mesh.config.host, name="slow"))
     task = asyncio.create_task(run_worker(config, stop, decode_role(config.worker)))

@@ -240,7 +240,7 @@ async def test_models_are_listed_and_found(mesh: FakeMesh, client: AsyncOpenAI) 
         ({"stop": ["x"] * 17}, openai.BadRequestError, "stop"),
         ({"top_logprobs": 21, "logprobs": True}, openai.BadRequestError, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, openai.BadRequestError, "tools"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        ({"response_format": {"type": "x"}}, openai.BadRequestError, "response_format.type"),
         ({"max_tokens": 5_000}, openai.BadRequestError, "max_tokens"),
         ({"nonsense": 1}, openai.BadRequestError, "nonsense"),
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "logit_bias"),

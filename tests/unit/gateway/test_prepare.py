@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from llguidance import grammar_from
 from tests.unit.gateway.support import byte_tokenizer
 from tests.unit.gateway.test_openai_api import FACTS, chat, completion
 from tokenizers import processors
@@ -32,6 +33,7 @@ SAID: dict[str, tuple[dict[str, Any], Any]] = {
     "min_tokens": ({"min_tokens": 3}, 3),
     "stop_tokens": ({"stop_token_ids": [7, 5]}, [3, 5, 7]),
     "logprobs": ({"logprobs": True, "top_logprobs": 4}, 4),
+    "grammar": ({"structured_outputs": {"regex": "a+"}}, grammar_from("regex", "a+")),
     "beams": ({"use_beam_search": True, "beam_width": 3}, Beams(width=3, keep=1)),
 }
 """What a body says, and what workers get, by the names that these have; 3 is an end token."""

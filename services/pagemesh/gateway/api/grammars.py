@@ -5,7 +5,7 @@ workers (``Sampling.grammar``). Pure.
     {"type": "json_schema", "json_schema": {"schema": ...}}    JSON that is valid under a schema
     {"json": ...} {"regex": ...} {"choice": [...]} {"grammar": ...}   vLLM's names; the last in Lark
 
-Between JSON's tokens an answer may have a blank, or up to two line ends and an indentation: models
+Between JSON's tokens an answer may have a blank, or a line end and an indentation: models
 that find nothing to say would otherwise write blanks for ever.
 """
 
@@ -24,7 +24,7 @@ from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_BLANKS = r"( |\n{1,2}[ \t]{0,20})?"
+_BLANKS = r"( |\n[ \t]{0,20})?"
 CODE = "invalid_grammar"
 
 

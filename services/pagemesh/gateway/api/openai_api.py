@@ -290,9 +290,6 @@ def _ask(
     most = open_tokens if max_tokens is None else max_tokens
     if min_tokens > most:
         raise bad("min_tokens", f"min_tokens {min_tokens} exceeds {name} {most}")
-    grammar = grammar_of(form)
-    if grammar:
-        _refuse_beside_grammar(form)
     options = form.stream_options
     if options is not None and not form.stream:
         raise bad("stream_options", "stream_options requires stream: true")
@@ -334,17 +331,18 @@ def _ask(
         cache_salt=form.cache_salt or "",
         cache_ttl_s=form.cache_ttl_s or 0,
         priority=form.priority or 0,
-        grammar=grammar,
+        grammar=_grammar(form),
         grammar_name=param_of(form),
         label=form.request_id or "",
     )
 
 
-def _refuse_beside_grammar(form: Common) -> None:
-    """A grammar alone says where an answer may end."""
-    for name in ("use_beam_search", "ignore_eos", "min_tokens"):
-        if getattr(form, name):
+def _grammar(form: Common) -> str:
+    grammar = grammar_of(form)
+    for name in ("use_beam_search", "ignore_eos", "min_tokens"):  # a grammar says where it may end
+        if grammar and getattr(form, name):
             raise bad(name, f"{name} cannot be combined with {param_of(form)}")
+    return grammar
 
 
 def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[int, int]:
