@@ -96,18 +96,20 @@ class Follower:
         self._vocab_tokens = vocab_tokens
         self._taken_count = 0
 
-    def allowed(self, generated: Sequence[int], stop_tokens: Sequence[int]) -> Bools:
-        """bool [vocab_tokens]: the tokens that may come after ``generated``, all tokens of the
-        answer so far; ``stop_tokens`` where it may end. Each call has more of the same tokens than
-        the one before, or fewer. Raises ``GrammarRefused`` when no token may come."""
+    def allowed(self, sample: Sample) -> Bools:
+        """bool [vocab_tokens]: what ``sample`` may draw. Each call is for more tokens of the same
+        answer than the one before, or for fewer. Raises ``GrammarRefused`` when nothing may be
+        drawn."""
         matcher = self._matcher
-        if len(generated) < self._taken_count:  # what a run drew was revoked
+        if sample.generated_count < self._taken_count:  # what a run drew was revoked
             matcher.reset()
             self._taken_count = 0
-        fresh = list(generated[self._taken_count :])
+        start = sample.prompt_count + self._taken_count
+        fresh = sample.context[start:].tolist()
+        fresh += sample.drawn[max(start - len(sample.context), 0) :]
         if fresh and not matcher.consume_tokens(fresh):
             raise GrammarRefused(f"the answer so far does not follow the grammar: {_said(matcher)}")
-        self._taken_count = len(generated)
+        self._taken_count = sample.generated_count
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             raise GrammarRefused(f"the grammar cannot be followed: {_said(matcher)}")
@@ -116,7 +118,8 @@ class Follower:
         mask[: len(known)] = known
         mask[self._ends] = False
         if matcher.is_accepting():
-            mask[[token for token in stop_tokens if token < self._vocab_tokens]] = True
+            stops = sample.sampling.stop_tokens
+            mask[[token for token in stops if token < self._vocab_tokens]] = True
         if not mask.any():
             raise GrammarRefused("no token of this model's vocabulary can continue the answer")
         return mask
@@ -133,8 +136,7 @@ class Followers:
         """What ``sample``, which has a grammar, may draw. Raises ``GrammarRefused``."""
         key = (sample.key.request, sample.key.attempt, sample.key.choice)
         follower = self._kept.pop(key, None) or self._grammars.begun(sample.sampling.grammar)
-        generated = sample.tokens[sample.prompt_count :].tolist()
-        allowed = follower.allowed(generated, sample.sampling.stop_tokens)
+        allowed = follower.allowed(sample)
         self._kept[key] = follower
         if len(self._kept) > _FOLLOWED_MAX:
             self._kept.popitem(last=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -130,3 +133,26 @@ def test_blocks_of_a_large_batch_agree_with_the_whole(monkeypatch: pytest.Monkey
     whole = drawn(logits, list(range(40)), samples)
     monkeypatch.setattr(device, "DRAW_ELEMENTS_MAX", 3 * VOCAB)
     assert drawn(logits, list(range(40)), samples) == whole
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_device_draws_only_what_a_grammar_allows(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    samples = some_samples(6, seed)
+    for index in (0, 2, 3):
+        mask = rng.random(VOCAB) < 0.1
+        mask[1] = True
+        samples[index] = replace(samples[index], allowed=mask)
+    logits = some_logits(6, seed)
+    before = logits.copy()
+    own = drawn(logits, list(range(6)), samples)
+    assert np.array_equal(logits, before)
+    for sample, one in zip(samples, own, strict=True):
+        assert sample.allowed is None or sample.allowed[one.token]
+    cold = [
+        replace(one, sampling=msgspec.structs.replace(one.sampling, temperature=0.0))
+        for one in samples
+    ]
+    host = draw(logits.copy(), np.arange(6), cold)
+    there = drawn(logits, list(range(6)), cold)
+    assert [one.token for one in there] == [one.token for one in host]

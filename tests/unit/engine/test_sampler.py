@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -328,3 +329,64 @@ def test_scores_of_what_is_no_number_are_poisoned_at_any_width() -> None:
     assert score(logits, np.array([3, 4]), 5).poisoned
     logits[1] = math.nan
     assert score(logits, np.array([3, 4]), 5).poisoned
+
+
+# Grammars -----------------------------------------------------------------------------------
+
+
+def test_only_what_a_grammar_allows_is_drawn_and_the_rest_is_as_without() -> None:
+    logits, mask = some_logits(3, seed=5), np.zeros(VOCAB, np.bool_)
+    mask[[3, 50, 96]] = True
+    before = logits.copy()
+    hot = Sampling(max_tokens=9, grammar="g", temperature=1.5, logit_bias={7: 100.0}, seed=4)
+    cold = Sampling(max_tokens=9, grammar="g", temperature=0.0, repetition_penalty=1.5)
+    samples = [
+        replace(make_sample(hot, generated=(50,)), allowed=mask),
+        replace(make_sample(cold, choice=1, generated=(3, 96)), allowed=mask),
+        make_sample(Sampling(max_tokens=9, temperature=0.0), choice=2),
+    ]
+    tokens = drawn_tokens(logits, samples)
+    assert mask[tokens[:2]].all() and tokens[2] == before[2].argmax()
+    assert np.array_equal(logits, before), "edits are undone"
+    kept = before[1].copy()
+    kept[~mask] = -np.inf
+    kept[[3, 96]] = np.where(kept[[3, 96]] > 0, kept[[3, 96]] / 1.5, kept[[3, 96]] * 1.5)
+    assert tokens[1] == kept.argmax()
+
+
+def test_what_is_allowed_may_change_from_token_to_token() -> None:
+    sampling, tokens = Sampling(max_tokens=9, grammar="g", temperature=0.0), [1, 2, 3]
+    for allowed_token in (5, 60, 5, 96):
+        mask = np.zeros(VOCAB, np.bool_)
+        mask[allowed_token] = True
+        context = np.array(tokens, np.uint32)
+        key = SequenceKey(request="0" * 32, attempt=1, choice=0)
+        sample = Sample(key=key, sampling=sampling, context=context, prompt_count=3, allowed=mask)
+        assert drawn_tokens(some_logits(), [sample]) == [allowed_token]
+        tokens.append(allowed_token)
+
+
+def test_choices_that_fork_may_have_different_places_in_their_grammar() -> None:
+    masks = np.zeros((2, VOCAB), np.bool_)
+    masks[0, 10] = masks[1, 20] = True
+    sampling = Sampling(max_tokens=9, grammar="g")
+    samples = [
+        replace(make_sample(sampling, choice=choice), allowed=masks[choice]) for choice in (0, 1)
+    ]
+    drawn = draw(some_logits(), np.zeros(2, np.int64), samples)
+    assert [one.token for one in drawn] == [10, 20]
+
+
+def test_end_tokens_wait_for_min_tokens_even_where_a_grammar_allows_them() -> None:
+    mask = np.zeros(VOCAB, np.bool_)
+    mask[[4, 8]] = True
+    logits = some_logits()
+    logits[0, 4] = 100.0
+    sampling = Sampling(
+        max_tokens=9, grammar="g", temperature=0.0, min_tokens=1, stop_tokens=[4, 500]
+    )
+    first = replace(make_sample(sampling), allowed=mask)
+    assert drawn_tokens(logits, [first]) == [8]
+    assert drawn_tokens(logits, [replace(make_sample(sampling, generated=(8,)), allowed=mask)]) == [
+        4
+    ]

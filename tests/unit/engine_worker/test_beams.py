@@ -341,6 +341,7 @@ def test_the_metric_of_rows_counts_beams_and_says_so() -> None:
         {"prompt_logprobs": True},
         {"sampling": msgspec.structs.replace(asked().sampling, max_tokens=0)},
         {"sampling": msgspec.structs.replace(asked().sampling, beams=Beams(width=2, keep=3))},
+        {"sampling": msgspec.structs.replace(asked().sampling, grammar="g")},
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused_at_the_door(wrong: dict[str, object]) -> None:

@@ -39,7 +39,8 @@ async def told(*inputs: Input) -> list[str]:
     """What a core is told when all of ``inputs`` are there at once."""
     core = Core()
     around = SimpleNamespace(
-        clock=MonotonicClock(), host="h", grammars=None, turns=SimpleNamespace(thread_count=1, close=lambda: None),
+        clock=MonotonicClock(), host="h", grammars=None,
+        turns=SimpleNamespace(thread_count=1, close=lambda: None),
         step_us_max=1, stream_ms=0, admit=lambda _: None,
         bus=SimpleNamespace(together=contextlib.nullcontext),
         on_patience=lambda: core.told.append("patience"),

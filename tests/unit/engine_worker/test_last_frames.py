@@ -63,7 +63,8 @@ async def test_the_release_goes_out_before_the_last_frames(amid_run: bool) -> No
     commands, bus = last_commands(amid_run=amid_run), Recorder()
     assert [type(call.message) for call in of_kind(commands, ev.CallPager)] == [Release]
     around = SimpleNamespace(
-        bus=bus, clock=MonotonicClock(), host="h", grammars=None, turns=SimpleNamespace(thread_count=1),
+        bus=bus, clock=MonotonicClock(), host="h", grammars=None,
+        turns=SimpleNamespace(thread_count=1),
         step_us_max=1, stream_ms=0, admit=lambda _: None, on_patience=lambda: None,
     )  # fmt: skip
     core = SimpleNamespace(take=lambda _event, _now_ms: commands, go_on=lambda: (), ready=False)

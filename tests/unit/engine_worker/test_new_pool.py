@@ -84,7 +84,8 @@ def make_worker(
     """``fault``: what the pager answers."""
     admitted: list[Input] = []
     around = SimpleNamespace(
-        clock=MonotonicClock(), grammars=None, turns=SimpleNamespace(thread_count=1, close=lambda: None),
+        clock=MonotonicClock(), grammars=None,
+        turns=SimpleNamespace(thread_count=1, close=lambda: None),
         step_us_max=1, stream_ms=0, admit=admitted.append, on_patience=lambda: None,
         on_pool=on_pool, host="h", bus=Refusing(fault),
     )  # fmt: skip

@@ -186,7 +186,8 @@ async def test_what_is_asked_again_after_its_end_begins_no_span(ended: bool) -> 
         config=SimpleNamespace(output_bytes_max=1 << 20), together=contextlib.nullcontext,
     )  # fmt: skip
     around = SimpleNamespace(
-        bus=bus, clock=MonotonicClock(), name="me", host="h", grammars=SimpleNamespace(vocab_tokens=1_000),
+        bus=bus, clock=MonotonicClock(), name="me", host="h",
+        grammars=SimpleNamespace(vocab_tokens=1_000),
         turns=SimpleNamespace(thread_count=1), step_us_max=1, stream_ms=0, admit=lambda _: None,
         on_state=lambda: None,
     )  # fmt: skip

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BLANKS = r"( |\n[ \t]{0,20})?"
 CODE = "invalid_grammar"
+_FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 
 
 def grammar_of(form: Common) -> str:
@@ -36,13 +37,13 @@ def grammar_of(form: Common) -> str:
     if asked is None:
         return format_text
     if format_text:
-        raise bad("structured_outputs", "give either response_format or structured_outputs")
+        raise bad(_OUTPUTS, "give either response_format or structured_outputs")
     return _of_outputs(asked)
 
 
 def param_of(form: Common) -> str:
     """The parameter that ``grammar_of`` read."""
-    return "response_format" if form.structured_outputs is None else "structured_outputs"
+    return _FORMAT if form.structured_outputs is None else _OUTPUTS
 
 
 def check_grammar(text: str, param: str) -> None:
@@ -55,14 +56,15 @@ def check_grammar(text: str, param: str) -> None:
 
 
 def _of_format(value: dict[str, Any] | None) -> str:
-    kind = (value or {"type": "text"}).get("type")
+    if value is None:
+        return ""
+    kind = value.get("type")
     match kind:
         case "text":
             return ""
         case "json_object":
-            return _json_grammar({"type": "object"}, strict=True)
+            return _json_grammar({"type": "object"}, _FORMAT)
         case "json_schema":
-            assert value is not None
             return _of_schema(value.get("json_schema"))
         case None:
             raise missing("response_format.type")
@@ -81,36 +83,34 @@ def _of_schema(asked: Any) -> str:
         raise missing(f"{where}.schema")
     if not isinstance(schema, dict):
         raise bad(f"{where}.schema", f"{where}.schema must be an object")
-    return _json_grammar(schema, strict=asked.get("strict") is True)
+    return _json_grammar(schema, _FORMAT, strict=asked.get("strict") is True)
 
 
-def _json_grammar(schema: dict[str, Any], *, strict: bool) -> str:
+def _json_grammar(schema: dict[str, Any], param: str, *, strict: bool = False) -> str:
     """Unless ``strict``, what is unknown in a schema is ignored."""
     options: JsonCompileOptions = {
         "whitespace_flexible": True, "whitespace_pattern": _BLANKS, "lenient": not strict,
     }  # fmt: skip
     try:
-        return _bounded(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+        return _bounded(LLMatcher.grammar_from_json_schema(schema, overrides=options), param)
     except (ValueError, RecursionError) as error:
-        raise bad("response_format", f"the schema is not valid: {first_line(error)}") from None
+        raise bad(param, f"the schema is not valid: {first_line(error)}") from None
 
 
 def _of_outputs(asked: StructuredOutputs) -> str:
     given = [name for name in asked.__struct_fields__ if getattr(asked, name) is not None]
     if len(given) != 1:
-        raise bad(
-            "structured_outputs", "structured_outputs takes one of json, regex, choice and grammar"
-        )
+        raise bad(_OUTPUTS, "structured_outputs takes one of json, regex, choice and grammar")
     if asked.regex is not None:
-        return _bounded(grammar_from("regex", asked.regex))
+        return _bounded(grammar_from("regex", asked.regex), _OUTPUTS)
     if asked.choice is not None:
         if not all(asked.choice):
             raise bad("structured_outputs.choice", "structured_outputs.choice: one is empty")
         options = " | ".join(json.dumps(option, ensure_ascii=False) for option in asked.choice)
-        return _bounded(grammar_from("lark", f"start: {options}"))
+        return _bounded(grammar_from("lark", f"start: {options}"), _OUTPUTS)
     if asked.grammar is not None:
-        return _bounded(grammar_from("lark", asked.grammar))
-    return _json_grammar(_schema_in(asked.json), strict=False)
+        return _bounded(grammar_from("lark", asked.grammar), _OUTPUTS)
+    return _json_grammar(_schema_in(asked.json), _OUTPUTS)
 
 
 def _schema_in(value: Any) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def _schema_in(value: Any) -> dict[str, Any]:
     return value
 
 
-def _bounded(text: str) -> str:
+def _bounded(text: str, param: str) -> str:
     if len(text) > GRAMMAR_CHARACTERS_MAX:
         message = f"the grammar has {len(text)} characters; the limit is {GRAMMAR_CHARACTERS_MAX}"
-        raise ApiError(400, message, "response_format", CODE)
+        raise ApiError(400, message, param, CODE)
     return text

@@ -279,7 +279,8 @@ def _ask(
 ) -> Ask:
     for name in NOT_YET:
         if getattr(form, name) is not None:
-            raise unsupported(name)
+            instead = "; use structured_outputs" if name.startswith("guided_") else ""
+            raise unsupported(name, name + instead)
     beams = beams_of(form, scores_prompt=echo and logprobs is not None)
     own = defaults if beams is None else OPENAI  # a search draws nothing
     n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)

@@ -1,0 +1,179 @@
+"""What a body says an answer must be, as a grammar, and which bodies are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tests.unit.gateway.test_openai_api import FACTS, chat, completion
+
+from pagemesh.gateway.api.api_errors import ApiError, from_fault
+from pagemesh.gateway.api.openai_api import Ask
+from pagemesh.gateway.calls.prepare import carried_tokens, fit, tokenise
+from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.runtime.model_folder import find_model
+from pagemesh.wire.errors import GrammarRefused
+from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
+
+AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+def schema(value: object = AGE, **more: object) -> dict[str, Any]:
+    about = {"name": "answer", "schema": value, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": about}}
+
+
+def outputs(**fields: object) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
+@cache
+def vocabulary() -> LLTokenizer:
+    return LLTokenizer((find_model("").path / "tokenizer.json").read_text())
+
+
+@cache
+def tokens() -> Tokens:
+    return Tokens.load(find_model("").path)
+
+
+def takes(grammar: str, text: str) -> bool:
+    """Whether ``text`` is a whole answer under ``grammar``."""
+    matcher = LLMatcher(vocabulary(), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = vocabulary().tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+@pytest.mark.parametrize(
+    ("fields", "good", "wrong"),
+    [
+        (
+            {"response_format": {"type": "json_object"}},
+            ["{}", '{"a": [1, 2]}', '{\n  "a": {\n    "b": null\n  }\n}', '{"a":1}'],
+            ["[]", "{", "text", '{"a":\n\n\n1}', '{"a"    :1}', '{"a":1}\n'],
+        ),
+        (schema(), ['{"age": 3}', '{"age":3,"more":"x"}'], ['{"age":"x"}', "{}", '{"age":3.5}']),
+        (schema({**AGE, "additionalProperties": False}), ['{"age": 3}'], ['{"age":3,"a":1}']),
+        (outputs(json=AGE), ['{"age": 3}'], ["{}"]),
+        (outputs(json=json.dumps(AGE)), ['{"age": 3}'], ["{}"]),
+        (outputs(regex="[0-9]{2}"), ["12"], ["1", "123", "ab"]),
+        (outputs(choice=["yes", 'say "no"', "ünder\n/way"]), ["yes", 'say "no"', "ünder\n/way"],
+         ["no", "yesyes", ""]),
+        (outputs(grammar='start: "a" B*\nB: /b/'), ["a", "abb"], ["b"]),
+    ],
+)  # fmt: skip
+def test_an_answer_must_be_what_was_asked_for(
+    ask: Callable[..., Ask], fields: dict[str, Any], good: list[str], wrong: list[str]
+) -> None:
+    grammar = ask(**fields).grammar
+    assert all(takes(grammar, text) for text in good)
+    assert not any(takes(grammar, text) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"response_format": None}, {"response_format": {"type": "text"}},
+     {"structured_outputs": None}],
+)  # fmt: skip
+def test_without_a_format_an_answer_may_be_anything(fields: dict[str, Any]) -> None:
+    assert chat(**fields).grammar == "" == completion(**fields).grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'xml' is not one of"),
+        ({"response_format": {}}, "response_format.type", "missing"),
+        ({"response_format": {"type": ["text"]}}, "response_format.type", "is not one of"),
+        ({"response_format": "json"}, "response_format", "expected an object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": 1}},
+            "response_format.json_schema", "must be an object",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema", "missing",
+        ),
+        (schema([1]), "response_format.json_schema.schema", "must be an object"),
+        (outputs(), "structured_outputs", "one of json, regex, choice and grammar"),
+        (outputs(regex="a", choice=["b"]), "structured_outputs", "one of json, regex"),
+        (outputs(json="{"), "structured_outputs.json", "must be a JSON schema"),
+        (outputs(choice=[]), "structured_outputs.choice", "length >= 1"),
+        (outputs(choice=["a", ""]), "structured_outputs.choice", "one is empty"),
+        (outputs(structural_tag="x"), "structured_outputs.structural_tag", "unknown parameter"),
+        ({**schema(), **outputs(regex="a")}, "structured_outputs", "either"),
+        ({**schema(), "use_beam_search": True}, "use_beam_search", "with response_format"),
+        ({**schema(), "ignore_eos": True}, "ignore_eos", "with response_format"),
+        ({**outputs(regex="a"), "min_tokens": 2}, "min_tokens", "with structured_outputs"),
+        (outputs(regex="a" * GRAMMAR_CHARACTERS_MAX), "structured_outputs", "the limit is"),
+        (schema({"enum": ["a" * GRAMMAR_CHARACTERS_MAX]}), "response_format", "the limit is"),
+        ({"guided_json": AGE}, "guided_json", "structured_outputs"),
+    ],
+)  # fmt: skip
+def test_a_body_that_asks_wrongly_is_told_where(
+    fields: dict[str, Any], param: str, said: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400 and caught.value.param == param
+    assert said in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        (schema({"type": "objekt"}), "response_format", "objekt"),
+        (schema({"$ref": "#/nowhere"}), "response_format", "nowhere"),
+        (schema({"type": "string", "format": "odd"}, strict=True), "response_format", "odd"),
+        (schema({"type": "integer", "minimum": 2, "maximum": 1}), "response_format", "minimum"),
+        (outputs(regex="("), "structured_outputs", "invalid regex"),
+        (outputs(grammar="start: missing"), "structured_outputs", "missing"),
+    ],
+)
+def test_a_grammar_that_is_wrong_is_refused_before_any_worker_gets_it(
+    fields: dict[str, Any], param: str, said: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        tokenise(chat(**fields), tokens(), FACTS, b"")
+    assert caught.value.status == 400 and caught.value.param == param
+    assert caught.value.code == "invalid_grammar"
+    assert said in caught.value.message and "\n" not in caught.value.message
+
+
+def test_what_a_schema_says_beyond_what_can_be_enforced_is_refused_only_if_it_is_strict() -> None:
+    value = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    tokenise(chat(**schema(value)), tokens(), FACTS, b"")
+    with pytest.raises(ApiError, match="uniqueItems"):
+        tokenise(chat(**schema(value, strict=True)), tokens(), FACTS, b"")
+
+
+def test_a_model_without_an_end_token_could_never_end_such_an_answer() -> None:
+    endless = Tokens.load(find_model("").path)
+    endless.end_tokens = frozenset()
+    with pytest.raises(ApiError, match="names no end token"):
+        tokenise(chat(**schema()), endless, FACTS, b"")
+
+
+def test_workers_get_the_grammar_and_messages_have_room_for_it() -> None:
+    ask = chat(**schema())
+    (work,) = fit(ask, [np.ones(10, "<u4")], FACTS, frozenset({3}), seed=1)
+    assert work.sampling.grammar == ask.grammar
+    assert ask.grammar_bytes == len(ask.grammar.encode())
+    assert carried_tokens((1 << 20) - ask.grammar_bytes) < carried_tokens(1 << 20)
+
+
+def test_what_no_worker_can_follow_is_the_requests_fault() -> None:
+    error = from_fault(GrammarRefused("it is too complex"))
+    assert (error.status, error.code, error.message) == (
+        400,
+        "invalid_grammar",
+        "it is too complex",
+    )
