@@ -12,12 +12,41 @@ from transformers import PreTrainedTokenizerFast
 VOCABULARY_SIZE = 2560
 POSITIONS_MAX = 4096
 
+_WORDS_OF_TOOLS = (
+    "{%- if tools -%}"
+    "{{ '<|im_start|>system\\n' }}"
+    "{%- if messages[0]['role'] == 'system' -%}{{ messages[0]['content'] + '\\n\\n' }}{%- endif -%}"
+    "{{ '# Tools\\n\\nYou may call these functions:\\n<tools>\\n' }}"
+    "{%- for tool in tools -%}{{ tool | tojson + '\\n' }}{%- endfor -%}"
+    "{{ '</tools>\\n\\nA call is written like this:\\n<tool_call>\\n' }}"
+    '{{ \'{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>\' }}'
+    "{{ '<|im_end|>\\n' }}"
+    "{%- endif -%}"
+)
+_CALLS = (
+    "{%- for call in message['tool_calls'] -%}"
+    "{%- if message['content'] or not loop.first -%}{{ '\\n' }}{%- endif -%}"
+    "{{ '<tool_call>\\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ call['function']['arguments'] | tojson + '}\\n</tool_call>' }}"
+    "{%- endfor -%}"
+)
 CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
+    _WORDS_OF_TOOLS + "{%- for message in messages -%}"
+    "{%- if message['role'] == 'tool' -%}"
+    "{{ '<|im_start|>user\\n<tool_response>\\n' + message['content'] }}"
+    "{{ '\\n</tool_response><|im_end|>\\n' }}"
+    "{%- elif message['tool_calls'] -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    + _CALLS
+    + "{{ '<|im_end|>\\n' }}"
+    "{%- elif not (tools and loop.first and message['role'] == 'system') -%}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
+"""Calls are written as in the Hermes format. Without tools, messages are all there is, as in what
+the model was trained on."""
 
 
 def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:

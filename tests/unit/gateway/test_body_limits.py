@@ -85,8 +85,11 @@ SAID = {"role": "assistant", "content": "a"}
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "v"}}, "audio"),
-        ({"messages": [SAID | {"tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
-        ({"messages": [SAID | {"function_call": {"name": "f"}}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [SAID | {"tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ({"messages": [SAID | {"function_call": {"name": "f"}}]}, "messages[0].function_call"),
         ({"messages": [SAID | {"audio": {"id": "1"}}]}, "messages[0].audio"),
         (
             {"messages": [SAID], "continue_final_message": True, "add_generation_prompt": True},

@@ -14,7 +14,7 @@ from tests.unit.gateway.test_openai_api import FACTS, chat, completion
 
 from pagemesh.gateway.api.api_errors import ApiError, from_fault
 from pagemesh.gateway.api.openai_api import Ask
-from pagemesh.gateway.calls.prepare import carried_tokens, fit, tokenise
+from pagemesh.gateway.calls.prepare import carried_tokens, fit, understood
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.wire.errors import GrammarRefused
@@ -142,7 +142,7 @@ def test_a_grammar_that_is_wrong_is_refused_before_any_worker_gets_it(
     fields: dict[str, Any], param: str, said: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        tokenise(chat(**fields), tokens(), FACTS, b"")
+        understood(chat(**fields), tokens(), FACTS, b"")
     assert caught.value.status == 400 and caught.value.param == param
     assert caught.value.code == "invalid_grammar"
     assert said in caught.value.message and "\n" not in caught.value.message
@@ -150,16 +150,16 @@ def test_a_grammar_that_is_wrong_is_refused_before_any_worker_gets_it(
 
 def test_what_a_schema_says_beyond_what_can_be_enforced_is_refused_only_if_it_is_strict() -> None:
     value = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    tokenise(chat(**schema(value)), tokens(), FACTS, b"")
+    understood(chat(**schema(value)), tokens(), FACTS, b"")
     with pytest.raises(ApiError, match="uniqueItems"):
-        tokenise(chat(**schema(value, strict=True)), tokens(), FACTS, b"")
+        understood(chat(**schema(value, strict=True)), tokens(), FACTS, b"")
 
 
 def test_a_model_without_an_end_token_could_never_end_such_an_answer() -> None:
     endless = Tokens.load(find_model("").path)
     endless.end_tokens = frozenset()
     with pytest.raises(ApiError, match="names no end token"):
-        tokenise(chat(**schema()), endless, FACTS, b"")
+        understood(chat(**schema()), endless, FACTS, b"")
 
 
 def test_workers_get_the_grammar_and_messages_have_room_for_it() -> None:

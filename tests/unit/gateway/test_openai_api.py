@@ -190,7 +190,7 @@ def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
          "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x", "odd": 1}]}, "messages[0].odd"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"n": 129}, "n"),
         ({"n": 1.5}, "n"),
         ({"stop": ""}, "stop"),
@@ -342,7 +342,7 @@ def test_a_role_that_is_none_is_answered_with_those_that_are() -> None:
     with pytest.raises(ApiError) as caught:
         chat(messages=[{"role": "ai", "content": "x"}])
     assert caught.value.param == "messages[0].role"
-    assert "'ai'; roles are system, developer, user and assistant" in caught.value.message
+    assert "'ai'; roles are system, developer, user, assistant and tool" in caught.value.message
 
 
 def test_an_answer_that_is_cut_off_says_why() -> None:

@@ -239,7 +239,7 @@ async def test_models_are_listed_and_found(mesh: FakeMesh, client: AsyncOpenAI) 
         ({"n": 1_000_000}, openai.BadRequestError, "n"),
         ({"stop": ["x"] * 17}, openai.BadRequestError, "stop"),
         ({"top_logprobs": 21, "logprobs": True}, openai.BadRequestError, "top_logprobs"),
-        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "tools"),
+        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "tools[0].function"),
         ({"response_format": {"type": "x"}}, openai.BadRequestError, "response_format.type"),
         ({"max_tokens": 5_000}, openai.BadRequestError, "max_tokens"),
         ({"nonsense": 1}, openai.BadRequestError, "nonsense"),

@@ -100,7 +100,7 @@ def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
         return missing(param)
     message = _said(message)
     if param.endswith(".role"):
-        message += "; roles are system, developer, user and assistant"
+        message += "; roles are system, developer, user, assistant and tool"
     shown = f"{param}: {message}" if param else f"the body: {message}"
     return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
 

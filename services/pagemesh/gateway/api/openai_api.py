@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pagemesh.gateway.api.api_errors import bad, missing, unsupported
+from pagemesh.gateway.api.api_errors import bad, unsupported
 from pagemesh.gateway.api.beams import beams_of
 from pagemesh.gateway.api.decoding import decode
 from pagemesh.gateway.api.grammars import grammar_of, param_of
+from pagemesh.gateway.api.messages import chat_messages, use_tools
 from pagemesh.gateway.api.openai_types import (
     LOGIT_BIASES_MAX,
     NOT_YET,
@@ -27,6 +28,7 @@ from pagemesh.gateway.api.openai_types import (
     TokenizeBody,
 )
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
+from pagemesh.gateway.api.tools import ToolUse, check_tools, tool_use, tool_values
 from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import CHOICES_MAX, Beams
@@ -103,6 +105,8 @@ class Ask:
     """The parameter that gave ``grammar``, for messages."""
     label: str
     """The client's own id for the request: recorded in its trace and otherwise unused."""
+    tools: ToolUse | None = None
+    """None: nothing may be called."""
 
     @property
     def is_packed(self) -> bool:
@@ -136,15 +140,19 @@ def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI)
         )
     if going_on and form.messages[-1].role != "assistant":
         raise bad("continue_final_message", "the final message must have the role assistant")
+    if going_on and form.messages[-1].tool_calls:
+        raise bad("continue_final_message", "a message with tool_calls cannot be continued")
+    tools = tool_use(form)
+    values = _chat_values(form)
     prompt = ChatPrompt(
         messages=chat_messages(form.messages),
         add_generation_prompt=not going_on if adding is None else adding,
         continue_final_message=going_on,
-        template_values=_chat_values(form),
+        template_values=values if tools is None else values | {"tools": tool_values(form.tools)},
     )
     if form.max_tokens == 0:
         raise bad("max_tokens", "max_tokens must be at least 1")
-    return _ask(
+    ask = _ask(
         form,
         served=served,
         defaults=defaults,
@@ -152,6 +160,7 @@ def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI)
         prompts=(prompt,),
         logprobs=(form.top_logprobs or 0) if form.logprobs else None,
     )
+    return ask if tools is None else replace(ask, tools=tools)
 
 
 def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
@@ -177,33 +186,25 @@ def parse_tokenize(body: bytes) -> TokenizeBody:
     form = decode(body, TokenizeBody)
     if (form.prompt is None) == (form.messages is None):
         raise bad("prompt", "give exactly one of prompt and messages")
+    if form.tools and form.messages is None:
+        raise bad("tools", "tools requires messages")
+    check_tools(form.tools)
     return form
+
+
+def chat_to_tokenize(form: TokenizeBody, messages: list[ChatMessage]) -> ChatPrompt:
+    """The chat of a parsed body of ``/tokenize``."""
+    values = template_values(form.chat_template_kwargs)
+    return ChatPrompt(
+        messages=chat_messages(messages),
+        add_generation_prompt=form.add_generation_prompt is not False,
+        continue_final_message=False,
+        template_values=values | {"tools": tool_values(form.tools)} if form.tools else values,
+    )
 
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:
     return decode(body, DetokenizeBody)
-
-
-def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: text content, known roles."""
-    out: list[dict[str, Any]] = []
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if message.tool_calls or message.function_call is not None:
-            raise unsupported(f"{where}.tool_calls", "tool calls")
-        if message.role in ("tool", "function"):
-            raise unsupported(f"{where}.role", f"role {message.role}")
-        if message.audio is not None:
-            raise unsupported(f"{where}.audio", "audio")
-        role = "system" if message.role == "developer" else message.role
-        one: dict[str, Any] = {"role": role, "content": _content(message, where)}
-        if message.name is not None:
-            one["name"] = message.name
-        thought = message.reasoning_content or message.reasoning
-        if thought is not None:
-            one["reasoning_content"] = thought
-        out.append(one)
-    return out
 
 
 def template_values(values: dict[str, Any] | None) -> dict[str, Any]:
@@ -218,28 +219,6 @@ def _chat_values(form: ChatBody) -> dict[str, Any]:
     effort = form.reasoning_effort
     first = {} if effort is None else {"reasoning_effort": effort}
     return first | template_values(form.chat_template_kwargs)
-
-
-def _content(message: ChatMessage, where: str) -> str:
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            raise missing(f"{where}.content")
-        return message.refusal or ""
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        kind = part.get("type")
-        text = part.get("text", part.get("refusal"))
-        if kind is None:
-            raise bad(f"{where}.content[{index}].type", "type is missing")
-        if kind not in ("text", "input_text", "refusal"):
-            raise unsupported(f"{where}.content[{index}].type", f"content type {str(kind)[:64]!r}")
-        if not isinstance(text, str):
-            raise bad(f"{where}.content[{index}].text", "text is missing")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
@@ -379,13 +358,10 @@ def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _refuse_unsupported_chat(form: ChatBody) -> None:
-    for name in ("tools", "functions"):
-        if getattr(form, name):
-            raise unsupported(name)
-    if form.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice")
+    if form.functions:
+        raise use_tools("functions", "functions")
     if form.function_call not in (None, "none", "auto"):
-        raise unsupported("function_call")
+        raise use_tools("function_call", "function_call")
     if form.modalities not in (None, ["text"]):
         raise unsupported("modalities", "modalities other than text")
     if form.verbosity not in (None, "medium"):

@@ -28,6 +28,9 @@ STOP_TOKENS_MAX = 48
 LOGIT_BIASES_MAX = 1_024
 CHOICE_TEXTS_MAX = 1_024
 TOKEN_MAX = 0xFFFF_FFFF
+TOOLS_MAX = 128
+CALLS_MAX = 128
+"""Tool calls in one message."""
 
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 TopP = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -41,6 +44,7 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
 _Stops = _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)]
 _Label = Annotated[str, Meta(max_length=512)]
 _Salt = Annotated[str, Meta(min_length=1, max_length=512)]
+_FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 _Inert = Any
 
 
@@ -143,6 +147,45 @@ class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None
 
 
+class FunctionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A function that the model may call; ``parameters`` is a JSON schema of its arguments."""
+
+    name: _FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of ``tools``."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    function: FunctionBody | None = None
+    custom: _Inert = None
+    """Refused, by its type."""
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``arguments`` is a JSON object, as text."""
+
+    name: _FunctionName
+    arguments: str
+
+
+class CallBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of a message's ``tool_calls``."""
+
+    id: _Label
+    type: Annotated[str, Meta(max_length=64)] = "function"
+    function: CalledFunction | None = None
+    custom: _Inert = None
+    index: _Inert = None
+    """Left over in calls that were put together from a stream."""
+
+
+Tools = Annotated[list[ToolBody], Meta(max_length=TOOLS_MAX)]
+
+
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One message, written by a client or sent back as it came from us."""
 
@@ -151,7 +194,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: _Label | None = None
     refusal: str | None = None
     tool_call_id: _Label | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[CallBody], Meta(max_length=CALLS_MAX)] | None = None
     function_call: _Inert = None
     audio: _Inert = None
     annotations: _Inert = None
@@ -169,7 +212,7 @@ class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[Any] | None = None
+    tools: Tools | None = None
     tool_choice: _Inert = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
@@ -191,6 +234,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ import numpy as np
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.openai_api import Ask
 from pagemesh.gateway.api.scores import ChatScores, Echo, Offsets, TextScores, Written, new_scores
+from pagemesh.gateway.api.tool_parts import ToolParts
 from pagemesh.gateway.calls.events import ChoiceEnded, Deliver
 from pagemesh.gateway.calls.spec import Usage
 from pagemesh.gateway.words.tokens import Tokens
@@ -68,6 +69,7 @@ class Renderer:
         self._kind = kind
         self._head = {"id": response_id, "created": created, "model": ask.model}
         self._offsets: dict[int, Offsets] = {}
+        self._calls = None if ask.tools is None else ToolParts(ask, tokens, response_id)
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """By choice: what comes before and after the text in a chunk that has nothing but text."""
 
@@ -116,7 +118,10 @@ class Renderer:
             "stop_reason": one.stop_reason,
             "logprobs": logprobs,
         }
-        if ask.chat:
+        if self._calls is not None:
+            message, finish = self._calls.message(index, text, one.finish)
+            choice |= {"finish_reason": finish, "message": message}
+        elif ask.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
@@ -153,10 +158,13 @@ class Renderer:
         # Tokens whose scores were lost have null in completions; chats leave them out.
         is_scored = (event if self._ask.chat else self._ask).logprobs is not None
         shown = len(event.tokens) - event.hidden_count
-        if not event.text and not (is_scored and shown) and not self._ask.return_token_ids:
-            return b""
         index = prompt_index * self._ask.n + event.choice
-        if not is_scored and not self._ask.return_token_ids:
+        content: Any = event.text
+        if self._calls is not None:
+            content = self._calls.delta(index, event.text)
+        if not content and not (is_scored and shown) and not self._ask.return_token_ids:
+            return b""
+        if not is_scored and not self._ask.return_token_ids and self._calls is None:
             around = self._around.get(index) or self._text_around(index)
             return around[0] + _encode(event.text) + around[1]
         logprobs = None
@@ -168,7 +176,8 @@ class Renderer:
             )
             _add_scores(found, event)
             logprobs = self._next_scores(index, found)
-        content: Any = {"content": event.text} if self._ask.chat else event.text
+        if self._ask.chat and self._calls is None:
+            content = {"content": content}
         choice = self._chunk_choice(index, content, logprobs)
         if self._ask.return_token_ids:
             choice["token_ids"] = event.tokens.tolist()
@@ -185,10 +194,13 @@ class Renderer:
         """The last chunk of a choice."""
         index = prompt_index * self._ask.n + event.choice
         content: Any = event.text
-        if self._ask.chat:
+        finish: str = event.finish
+        if self._calls is not None:
+            content, finish = self._calls.last_delta(index, event.text, event.finish)
+        elif self._ask.chat:
             content = {"content": event.text} if event.text else {}
         choice = self._chunk_choice(index, content, None)
-        choice |= {"finish_reason": event.finish, "stop_reason": event.stop_reason}
+        choice |= {"finish_reason": finish, "stop_reason": event.stop_reason}
         return self._chunk([choice])
 
     def usage_chunk(self, usage: Usage) -> bytes:

@@ -14,6 +14,7 @@ from pagemesh.gateway.api.api_errors import ApiError, bad
 from pagemesh.gateway.api.beams import fit_beams
 from pagemesh.gateway.api.grammars import check_grammar
 from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, Prompt
+from pagemesh.gateway.api.tool_grammar import with_tool_grammar
 from pagemesh.gateway.words.templates import TemplateRefused
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.bus.messages import MESSAGE_BYTES_WANTED
@@ -55,12 +56,21 @@ class Work:
     """The answer continues the prompt's text; it is not a message of its own."""
 
 
-def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
-    """Token ids of every prompt, once the grammar is checked. Raises ``ApiError``, and does so
-    before the work if the model's limits (``facts``) are known and no tokenisation of the text
-    could be within them. ``owner``: see ``Tokens.encode``."""
+def understood(
+    ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes
+) -> tuple[Ask, list[U32]]:
+    """``ask`` with its grammar checked and that of its tools added, and ``tokenise``. Raises
+    ``ApiError``."""
     if ask.grammar:
         _check_grammar(ask, tokens)
+    ask = with_tool_grammar(ask, tokens)
+    return ask, tokenise(ask, tokens, facts, owner)
+
+
+def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
+    """Token ids of every prompt. Raises ``ApiError``, and does so before the work if the model's
+    limits (``facts``) are known and no tokenisation of the text could be within them. ``owner``:
+    see ``Tokens.encode``."""
     return [_tokenise_one(prompt, ask, tokens, facts, owner) for prompt in ask.prompts]
 
 

@@ -21,7 +21,7 @@ from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYT
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted
-from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit, tokenise
+from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit, understood
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
 from pagemesh.gateway.doors.next_turn import NextTurn, NextTurns
@@ -147,16 +147,16 @@ class Front:
             size = 0 if ask.is_packed else parsed.body_bytes
             # Whoever shares cached pages also shares remembered token ids.
             salt = self.tenants.salt(caller.tenant, ask.cache_salt)
-            work = partial(tokenise, ask, self.tokens, facts, salt)
-            least = 0 if ask.grammar else THREAD_BYTES_MIN  # a short one may take long to check
-            prompts = await off_loop(size, work, owner=caller.tenant, bytes_min=least)
+            work = partial(understood, ask, self.tokens, facts, salt)
+            # Grammars take time to check, however short they are.
+            least = 0 if ask.grammar or ask.tools else THREAD_BYTES_MIN
+            ask, prompts = await off_loop(size, work, owner=caller.tenant, bytes_min=least)
         return Understood(ask, parsed.arrival_us, parsed.body_bytes, prompts, salt)
 
     def check_model(self, model: str) -> None:
         """Raises ``ApiError`` for a model that is not served here."""
         if model != self.model:
-            shown = model[:100]
-            message = f"the model {shown!r} does not exist; available: {self.model}"
+            message = f"the model {model[:100]!r} does not exist; available: {self.model}"
             raise ApiError(404, message, "model", "model_not_found")
 
     @contextlib.asynccontextmanager

@@ -18,13 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pagemesh.gateway import measures
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.openai_api import (
-    ChatPrompt,
-    chat_messages,
+    chat_to_tokenize,
     parse_detokenize,
     parse_tokenize,
-    template_values,
 )
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, DONE, sse
+from pagemesh.gateway.api.tool_grammar import tool_format
 from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import check_token, limit_of, render
 from pagemesh.gateway.doors.address import CONNECTIONS_BACKLOG, listen, take_address
@@ -242,13 +241,9 @@ class HttpDoor:
         front.check_model(form.model if form.model is not None else front.model)
         adding = form.add_special_tokens
         if form.messages is not None:
-            prompt = ChatPrompt(
-                messages=chat_messages(form.messages),
-                add_generation_prompt=form.add_generation_prompt is not False,
-                continue_final_message=False,
-                template_values=template_values(form.chat_template_kwargs),
-            )
-            text = render(prompt, front.tokens)
+            if form.tools:
+                tool_format(front.tokens)  # or the template would leave them out
+            text = render(chat_to_tokenize(form, form.messages), front.tokens)
             ids = front.tokens.encode(text, add_special_tokens=bool(adding))
         else:
             text = form.prompt or ""

@@ -52,7 +52,7 @@ class StopMatcher:
             end, start, stop = min(found)
             self._held = ""
             return Released(buffer[: end if self._include else start], stop)
-        keep = max(_overlap(buffer, stop) for stop in self._stops)
+        keep = max(overlap(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - keep :]
         return Released(buffer[: len(buffer) - keep])
 
@@ -62,7 +62,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

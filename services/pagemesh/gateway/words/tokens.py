@@ -208,6 +208,10 @@ class Tokens:
         text = str(raw)
         return (text.replace(_BLANK, " ") if self._marks_blanks else text).encode()
 
+    def is_special(self, text: str) -> bool:
+        """Whether ``text`` is a token that answers do not show."""
+        return self._tokenizer.token_to_id(text) in self._special
+
     def _write(self, token: int) -> Written:
         return Written.of(self.token_bytes(token), is_special=token in self._special)
 

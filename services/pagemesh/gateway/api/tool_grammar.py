@@ -1,0 +1,156 @@
+"""The grammar of answers that may call functions, for llguidance. Pure.
+
+    auto       text, which holds no begin mark, and calls behind it; either may be missing
+    required   calls        named   one call
+
+The arguments of a call follow its function's schema. A JSON schema is written as a rule of its own,
+and its text is compact, so that a parser knows where a call begins and what it calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher
+
+from pagemesh.gateway.api.api_errors import ApiError, bad, unsupported
+from pagemesh.gateway.api.openai_api import Ask
+from pagemesh.gateway.api.tools import Function, ToolUse
+from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.gateway.words.tool_formats import NoToolFormat, ToolFormat, format_of
+from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
+
+_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As chat templates write the calls of earlier turns."""
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANSWER = "answer"
+_KNOWN_MAX = 64
+"""Grammars that are remembered: clients send the same tools with each turn of a chat."""
+
+
+def tool_format(tokens: Tokens) -> ToolFormat:
+    """How this model writes calls. Raises ``ApiError`` if it cannot be asked for any."""
+    try:
+        found = format_of(tokens.facts.get("chat_template", ""))
+    except NoToolFormat as why:
+        raise unsupported("tools", f"tools ({why})") from None
+    for mark in (found.mark, found.end_mark):
+        if mark and tokens.is_special(mark):  # text has none of them, and grammars write them else
+            raise unsupported("tools", f"tools (this model has {mark} as a special token)")
+    if not tokens.end_tokens:
+        raise unsupported("tools", "tools (this model has no token that ends an answer)")
+    return found
+
+
+def with_tool_grammar(ask: Ask, tokens: Tokens) -> Ask:
+    """``ask`` with the grammar that its tools ask for. Takes milliseconds. Raises ``ApiError``."""
+    if ask.tools is None:
+        return ask
+    use = replace(ask.tools, leads=bool(ask.grammar))
+    return replace(ask, grammar=tool_grammar(ask, tokens), tools=use)
+
+
+def tool_grammar(ask: Ask, tokens: Tokens) -> str:
+    """What answers must follow: ``ask.grammar``, unless there are tools. Raises ``ApiError``."""
+    use = ask.tools
+    if use is None:
+        return ask.grammar
+    form = tool_format(tokens)
+    made = _grammar(use, form, ask.grammar)
+    if len(made) > GRAMMAR_CHARACTERS_MAX:
+        text = f"tools are too long: as a grammar they have {len(made)} characters; the limit is "
+        raise bad("tools", f"{text}{GRAMMAR_CHARACTERS_MAX}")
+    if why := _fault(made):
+        raise _at_fault(use, why)
+    return made
+
+
+@lru_cache(_KNOWN_MAX)
+def _fault(grammar: str) -> str:
+    """What is wrong with it, as llguidance says it; empty if nothing is. Takes 100 ms for a hundred
+    functions."""
+    return LLMatcher.validate_grammar(grammar)
+
+
+def _at_fault(use: ToolUse, whole: str) -> ApiError:
+    """The error that names the function whose schema is wrong."""
+    for function in use.functions:
+        alone = _document(f"start: {_schema(function)}")
+        if why := LLMatcher.validate_grammar(alone):
+            text = f"the parameters of {function.name!r} are no schema that can be followed: "
+            param = f"tools[{function.index}].function.parameters"
+            return bad(param, (text + _brief(why))[:500])
+    return bad("tools", f"no grammar can be made of tools: {_brief(whole)}"[:500])
+
+
+def _brief(why: str) -> str:
+    """llguidance's first line, without where in our grammar it was."""
+    line = why.splitlines()[0]
+    return line.split("failed to compile JSON schema: ")[-1]
+
+
+def _grammar(use: ToolUse, form: ToolFormat, answer: str) -> str:
+    """``answer``: the grammar of text; empty if any will do."""
+    lines = ["%llguidance {}"]
+    more: list[dict[str, Any]] = []
+    limits: dict[str, Any] = {}
+    text = "TEXT"
+    first = json.dumps(form.mark) if form.mark else ""
+    if use.choice == "auto" and answer:
+        if not form.follows_text:
+            raise bad(
+                "tools",
+                "this model writes calls as JSON: leave tools or the answer's own format out",
+            )
+        limits = json.loads(answer)
+        more = limits.pop("grammars")
+        name = more[0].setdefault("name", _ANSWER)
+        text = f"@{name}"
+    elif use.choice == "auto":
+        lines += _free_text(form)
+        first = "open" if form.mark else ""
+    lines.append("start: calls" + (f" | {text}" if use.choice == "auto" else ""))
+    several = use.parallel and form.follows_text
+    again = f" ({json.dumps(form.gap + form.mark)} function)*" if several else ""
+    # A line end may follow: whoever writes one there does not have to go on with a call.
+    gap = f" {json.dumps(form.gap)}?" if form.gap else ""
+    lines.append(f"calls: {first} function{again}{gap}")
+    lines.append("function: " + " | ".join(f"f{one.index}" for one in use.functions))
+    lines += [_call(one, form) for one in use.functions]
+    return _document("\n".join(lines), more, limits)
+
+
+def _free_text(form: ToolFormat) -> list[str]:
+    """Text that a call cannot be taken for, and where text gives way to a call."""
+    if not form.mark:
+        return [r"TEXT: /([^{](?s:.)*)?/"]
+    mark = json.dumps(form.mark)
+    return [
+        f"TEXT: ANY & ~(ANY {mark} ANY)",
+        "ANY: /(?s:.*)/",
+        f"open[lazy]: ANY {mark}",
+    ]
+
+
+def _call(function: Function, form: ToolFormat) -> str:
+    before = f'{form.gap}{{"name": {json.dumps(function.name)}, "{form.key}": '
+    after = f"}}{form.end}"
+    return f"f{function.index}: {json.dumps(before)} {_schema(function)} {json.dumps(after)}"
+
+
+def _schema(function: Function) -> str:
+    schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
+    options = {**_WRITTEN, "lenient": not function.strict}
+    return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def _document(
+    lark: str, more: list[dict[str, Any]] | None = None, limits: Mapping[str, Any] | None = None
+) -> str:
+    first = {"name": "tools", "lark_grammar": lark}
+    return msgspec.json.encode({"grammars": [first, *(more or [])], **(limits or {})}).decode()

@@ -1,0 +1,201 @@
+"""Answers to requests with tools: what their grammar lets a model write, and where it may end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ops.demo_model
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tests.unit.gateway.support import byte_tokenizer
+from tests.unit.gateway.test_openai_api import chat
+from tests.unit.gateway.test_tool_calls import LLAMA, NOW, QWEN, ROME
+from tests.unit.gateway.test_tools import CLOCK, TOOLS, function
+from tokenizers import AddedToken
+
+from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.api.tool_grammar import tool_grammar, with_tool_grammar
+from pagemesh.gateway.words.tokens import Tokens
+
+WEIGHTS = Path(ops.demo_model.__file__).parent / "weights"
+DEMO = Tokens.load(WEIGHTS)
+END = min(DEMO.end_tokens)
+GUIDE = LLTokenizer((WEIGHTS / "tokenizer.json").read_text(), eos_token=[END])
+ANSWER = json.dumps(
+    {
+        "grammars": [
+            {
+                "name": "json_schema",
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"a": {"type": "string"}},
+                    "required": ["a"],
+                    "additionalProperties": False,
+                },
+            }
+        ]
+    }
+)
+BARE = '{"name": "weather", "parameters": {"city": "Rome"}}'
+
+
+def grammar(template: str = "", answer: str = "", **fields: Any) -> str:
+    """Of an answer of the demo model, or of one with another ``template``."""
+    tokens = DEMO if not template else with_template(template)
+    ask = chat(**({"tools": TOOLS} | fields))
+    if answer:
+        object.__setattr__(ask, "grammar", answer)
+    return tool_grammar(ask, tokens)
+
+
+def with_template(template: str, *, special: str = "", ends: bool = True) -> Tokens:
+    tokenizer = byte_tokenizer()
+    if special:
+        tokenizer.add_special_tokens([AddedToken(special, special=True)])
+    end_tokens = frozenset({1}) if ends else frozenset[int]()
+    facts = {"chat_template": template}
+    return Tokens(tokenizer, template=None, end_tokens=end_tokens, facts=facts)
+
+
+def taken(grammar: str, text: str) -> str:
+    """``ends``: all of ``text`` may be written, and be all; ``goes on``: it may not be all;
+    ``no``: some token of it may not be written."""
+    matcher = LLMatcher(GUIDE, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    for token in DEMO.encode(text, add_special_tokens=False).tolist():
+        if not matcher.try_consume_tokens([token]):
+            return "no"
+    return "ends" if matcher.is_accepting() else "goes on"
+
+
+HERMES_ANSWERS = {
+    "": "ends",
+    "Hello,\nyou": "ends",
+    "a < b <tool": "ends",
+    ROME: "ends",
+    f"{ROME}\n{NOW}\n": "ends",
+    f"I look.\n{ROME}\n{ROME}": "ends",
+    f"{ROME} so": "no",
+    "<tool_call> so": "no",
+    ROME[:-1]: "goes on",
+    ROME[:30]: "goes on",
+    ROME.replace("weather", "water"): "no",
+    ROME.replace('"Rome"', "7"): "no",
+    ROME.replace("city", "town"): "no",
+    NOW.replace("{}", '{"a": 1}'): "no",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({}, {}),
+        ({"parallel_tool_calls": False}, {f"{ROME}\n{NOW}\n": "no", f"{ROME}\n{ROME}": "no",
+                                          f"I look.\n{ROME}\n{ROME}": "no"}),
+        ({"tool_choice": "required"}, {"": "goes on", "Hello,\nyou": "no", "a < b <tool": "no",
+                                       f"I look.\n{ROME}\n{ROME}": "no"}),
+        ({"tool_choice": function("clock")},
+         dict.fromkeys(HERMES_ANSWERS, "no") | {"": "goes on", NOW: "ends", f"{NOW}\n{NOW}": "no",
+                                                NOW[:20]: "goes on"}),
+    ],
+    ids=["auto", "one", "required", "named"],
+)  # fmt: skip
+def test_an_answer_is_text_and_calls_as_the_request_wants_them(
+    fields: dict[str, Any], others: dict[str, str]
+) -> None:
+    made = grammar(**fields)
+    expected = HERMES_ANSWERS | others
+    if "tool_choice" in fields and isinstance(fields["tool_choice"], dict):
+        del expected[ROME[:30]]  # so far it could be a call of either
+    assert {text: taken(made, text) for text in expected} == expected
+
+
+def test_a_bare_call_is_a_whole_answer() -> None:
+    answers = {
+        "": "ends", "Hello {}": "ends", BARE: "ends", f"{BARE}\n": "no", BARE[:-1]: "goes on",
+        '{"a": 1}': "no", "{": "goes on",
+    }  # fmt: skip
+    made = grammar(LLAMA)
+    assert {text: taken(made, text) for text in answers} == answers
+    made = grammar(LLAMA, tool_choice="required")
+    assert (taken(made, "H"), taken(made, BARE)) == ("no", "ends")
+
+
+def test_a_format_of_text_holds_for_what_is_no_call() -> None:
+    made = grammar(answer=ANSWER)
+    answers = {
+        '{"a": "<tool_call>"}': "ends",
+        f"{ROME}\n{NOW}": "ends",
+        "Hello": "no",
+        "": "goes on",
+    }
+    assert {text: taken(made, text) for text in answers} == answers
+    with pytest.raises(ApiError, match="writes calls as JSON") as caught:
+        grammar(LLAMA, answer=ANSWER)
+    assert caught.value.param == "tools"
+    made = grammar(answer=ANSWER, tool_choice="required")
+    assert (taken(made, '{"a": "b"}'), taken(made, ROME)) == ("no", "ends")
+
+
+def test_who_reads_the_answer_knows_whether_text_has_a_format() -> None:
+    ask = chat(tools=TOOLS)
+    read = with_tool_grammar(ask, DEMO)
+    assert read.grammar and read.tools == ask.tools
+    object.__setattr__(ask, "grammar", ANSWER)
+    read = with_tool_grammar(ask, DEMO)
+    assert read.tools is not None and read.tools.leads
+    plain = chat()
+    assert with_tool_grammar(plain, DEMO) is plain
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"properties": {"a": {"type": "objekt"}}}, "Invalid type: objekt"),
+        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "'/nowhere' does not exist"),
+        ({"properties": 3}, "properties must be an object"),
+    ],
+)
+def test_the_function_whose_schema_is_wrong_is_named(parameters: Any, said: str) -> None:
+    with pytest.raises(ApiError, match=said) as caught:
+        grammar(tools=[CLOCK, function("odd", parameters=parameters)])
+    assert (caught.value.status, caught.value.param) == (400, "tools[1].function.parameters")
+    assert "'odd'" in caught.value.message and "\n" not in caught.value.message
+
+
+def test_only_a_strict_schema_must_be_followed_in_every_word() -> None:
+    parameters = {"properties": {"a": {"not": {"type": "string"}}}}
+    assert grammar(tools=[function("f", parameters=parameters)])
+    with pytest.raises(ApiError, match="not"):
+        grammar(tools=[function("f", parameters=parameters, strict=True)])
+
+
+def test_what_a_client_says_of_whitespace_is_not_heeded() -> None:
+    guidance = {"x-guidance": {"whitespace_flexible": True}, "properties": {"a": {}}}
+    made = grammar(tools=[function("f", parameters=guidance)])
+    begin = '<tool_call>\n{"name": "f", "arguments": {'
+    assert (taken(made, begin + '"a": 1'), taken(made, begin + " ")) == ("goes on", "no")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [
+        (with_template("{{ messages }}"), "no place for tools"),
+        (with_template(QWEN, special="<tool_call>"), "<tool_call> as a special token"),
+        (with_template(QWEN, special="</tool_call>"), "</tool_call> as a special token"),
+        (with_template(QWEN, ends=False), "no token that ends an answer"),
+    ],
+    ids=["template", "begin", "end", "endless"],
+)
+def test_a_model_that_cannot_call_is_not_asked_to(tokens: Tokens, why: str) -> None:
+    with pytest.raises(ApiError, match=why) as caught:
+        tool_grammar(chat(tools=TOOLS), tokens)
+    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+
+
+def test_tools_beyond_what_a_message_may_carry_are_refused() -> None:
+    parameters = {"properties": {"a": {"description": "x" * (256 << 10)}}}
+    with pytest.raises(ApiError, match="the limit is 262144"):
+        grammar(tools=[function("f", parameters=parameters)])
