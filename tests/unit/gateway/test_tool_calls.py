@@ -140,7 +140,8 @@ def test_only_what_may_begin_a_call_is_held_back() -> None:
 # How a model writes calls ---------------------------------------------------------------------
 
 TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-QWEN = TOOLS + r"""{{ "<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>" }}"""
+HOW = r"""{{ "<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>" }}"""
+QWEN = TOOLS + HOW
 LLAMA = TOOLS + """{{ '{"name": "' + call.name + '", ' }}{{ '"parameters": ' }}"""
 
 
