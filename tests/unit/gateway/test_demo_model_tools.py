@@ -56,5 +56,7 @@ def test_calls_are_written_as_they_are_read_and_results_follow() -> None:
     text = rendered(USER, CALLED, RESULT)
     assert f"<|im_start|>assistant\n{ROME}\n{NOW}<|im_end|>\n" in text
     assert "<|im_start|>user\n<tool_response>\nsun\n</tool_response><|im_end|>\n" in text
+    written = {"role": "assistant", "content": f"{ROME}\n{NOW}"}
+    assert rendered(USER, written, RESULT) == text, "so its tokens are known when it comes back"
     spoken = rendered(USER, CALLED | {"content": "I look."})
     assert f"<|im_start|>assistant\nI look.\n{ROME}\n{NOW}<|im_end|>\n" in spoken

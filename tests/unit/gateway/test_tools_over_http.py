@@ -118,6 +118,10 @@ async def test_a_model_without_tools_refuses_them(mesh: FakeMesh) -> None:
             "/v1/chat/completions", json=body | {"tool_choice": "none", "max_tokens": 1}
         )
         assert answer.status_code == 200, "they are of no use to this answer"
+        answer = await http.post(
+            "/v1/chat/completions", json={"messages": [*TALK, called("{}")], "max_tokens": 1}
+        )
+        assert "would leave tool_calls out" in answer.json()["error"]["message"]
 
 
 async def test_a_schema_that_is_none_is_refused(calling: FakeMesh, client: AsyncOpenAI) -> None:

@@ -57,6 +57,8 @@ def use_tools(param: str, what: str) -> ApiError:
 def _call(call: CallBody, where: str) -> dict[str, Any]:
     if call.type != "function":
         raise unsupported(f"{where}.type", f"tool calls of type {call.type!r}")
+    if call.custom is not None:
+        raise unsupported(f"{where}.custom")
     if call.function is None:
         raise missing(f"{where}.function")
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, where)}

@@ -93,6 +93,8 @@ def _functions(tools: Sequence[ToolBody]) -> tuple[Function, ...]:
         where = f"tools[{index}]"
         if tool.type != "function":
             raise unsupported(f"{where}.type", f"tools of type {tool.type!r}")
+        if tool.custom is not None:
+            raise unsupported(f"{where}.custom")
         if tool.function is None:
             raise missing(f"{where}.function")
         name = tool.function.name

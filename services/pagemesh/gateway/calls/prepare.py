@@ -98,6 +98,9 @@ def _tokenise_one(
 
 def render(prompt: ChatPrompt, tokens: Tokens) -> str:
     """The text of a chat. Raises ``ApiError``."""
+    template = tokens.facts.get("chat_template", "tool_calls")
+    if "tool_calls" not in template and any("tool_calls" in one for one in prompt.messages):
+        raise bad("messages", "this model's chat template would leave tool_calls out")
     try:
         return tokens.render_chat(
             prompt.messages,

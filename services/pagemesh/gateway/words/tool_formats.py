@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class NoToolFormat(Exception):
     """The model cannot be asked to call functions; the message may be shown."""
 
 
+@lru_cache(8)
 def format_of(template: str) -> ToolFormat:
     """The format that a chat template's source shows. Raises ``NoToolFormat``."""
     if not _TAKES_TOOLS.search(template):
