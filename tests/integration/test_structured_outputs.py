@@ -26,10 +26,10 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-STORY = {"role": "user", "content": "Tell me a story about a lamp."}
+STORY: Any = {"role": "user", "content": "Tell me a story about a lamp."}
 
 
-def schema(value: dict[str, Any] = PERSON) -> dict[str, Any]:
+def schema(value: dict[str, Any] = PERSON) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": value, "strict": True}}
 
 

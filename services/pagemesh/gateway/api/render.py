@@ -137,8 +137,10 @@ class Renderer:
             return []
         chunks = []
         extra = {"prompt_token_ids": _ids(prompts[0])} if self._ask.return_token_ids else {}
+        # An answer that is calls alone has no content, as OpenAI has it.
+        first = {"role": "assistant", "content": "" if self._ask.tools is None else None}
         for index in range(len(prompts) * self._ask.n):
-            choice = self._chunk_choice(index, {"role": "assistant", "content": ""}, None)
+            choice = self._chunk_choice(index, first, None)
             chunks.append(self._chunk([choice], **extra))
         return chunks
 
