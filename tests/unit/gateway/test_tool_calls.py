@@ -19,6 +19,8 @@ from pagemesh.gateway.words.tool_calls import (
 from pagemesh.gateway.words.tool_formats import (
     HERMES,
     LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
     NoToolFormat,
     ToolFormat,
     format_of,
@@ -98,6 +100,49 @@ def test_a_call_that_is_the_whole_answer_is_known_by_its_beginning(
     assert read(*text, form=LLAMA3) == expected
 
 
+LISTED = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}'
+NAMED = '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{LISTED}]", CALLED),
+        (f'I look.{LISTED}, {{"name": "clock", "arguments": {{}}}}]',
+         [Said("I look."), *CALLED, *SECOND]),
+        (f'{LISTED},{{"name":"clock","arguments":{{}}}}] \n', [*CALLED, *SECOND]),
+        (LISTED, CALLED),
+        (f"{LISTED}]so", [*CALLED, Said("so")]),
+        (f"{LISTED} so", [*CALLED, Said("so")]),
+        (f'{LISTED}, {{"nam', [*CALLED, Said(', {"nam')]),
+        (LISTED[: LISTED.index("Rome")], [CALLED[0], CallWrote(0, '{"city": "')]),
+        ('[TOOL_CALLS] [{"na', [Said('[TOOL_CALLS] [{"na')]),
+        ("[TOOL_CALLS] are marks", [Said("[TOOL_CALLS] are marks")]),
+        ("a [TOOL] b", [Said("a [TOOL] b")]),
+    ],
+)  # fmt: skip
+def test_one_mark_may_stand_before_a_list_of_calls(text: str, expected: list[ToolEvent]) -> None:
+    assert read(text, form=MISTRAL) == expected
+    assert read(*text, form=MISTRAL) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (NAMED, CALLED),
+        (f"I look.{NAMED}[TOOL_CALLS]clock[ARGS]{{}}", [Said("I look."), *CALLED, *SECOND]),
+        (f"{NAMED} \n", CALLED),
+        (f"{NAMED}so", [*CALLED, Said("so")]),
+        (NAMED[: NAMED.index("Rome")], [CALLED[0], CallWrote(0, '{"city": "')]),
+        ("[TOOL_CALLS]weather", [Said("[TOOL_CALLS]weather")]),
+        ("[TOOL_CALLS]two words", [Said("[TOOL_CALLS]two words")]),
+    ],
+)
+def test_a_call_may_be_a_name_and_its_arguments(text: str, expected: list[ToolEvent]) -> None:
+    assert read(text, form=MISTRAL_ARGS) == expected
+    assert read(*text, form=MISTRAL_ARGS) == expected
+
+
 def test_a_mark_inside_an_answer_of_another_format_is_text() -> None:
     text = f'{{"a": "{ROME}"}}'
     assert read(*text, leads=True) == [Said(text)]
@@ -107,7 +152,8 @@ def test_a_mark_inside_an_answer_of_another_format_is_text() -> None:
 
 PARTS = st.sampled_from(
     [ROME, NOW, BARE, "<tool_call>", "</tool_call>", "\n", " ", "{", "}", '"', "\\", "<", "word",
-     '{"name": "', 'f", "arguments": ', "\u00a0", "n" * 65]
+     '{"name": "', 'f", "arguments": ', "\u00a0", "n" * 65, LISTED, NAMED, "[TOOL_CALLS]", "[ARGS]",
+     ", ", "]"]
 )  # fmt: skip
 
 
@@ -116,7 +162,11 @@ def test_the_pieces_of_an_answer_change_nothing(parts: list[str], data: st.DataO
     text = "".join(parts)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
     pieces = [text[first:last] for first, last in pairwise([0, *sorted(cuts), len(text)])]
-    for form, leads in ((HERMES, False), (HERMES, True), (LLAMA3, False)):
+    forms = (HERMES, MISTRAL, MISTRAL_ARGS)
+    for form, leads in (
+        (LLAMA3, False),
+        *((one, leads) for one in forms for leads in (False, True)),
+    ):
         assert read(*pieces, form=form, leads=leads) == read(text, form=form, leads=leads)
 
 
@@ -145,7 +195,16 @@ QWEN = TOOLS + HOW
 LLAMA = TOOLS + """{{ '{"name": "' + call.name + '", ' }}{{ '"parameters": ' }}"""
 
 
-@pytest.mark.parametrize(("template", "form"), [(QWEN, HERMES), (LLAMA, LLAMA3)])
+MISTRAL_V3 = TOOLS + '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (QWEN, HERMES), (LLAMA, LLAMA3), (MISTRAL_V3, MISTRAL),
+        (TOOLS + "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", MISTRAL_ARGS),
+    ],
+)  # fmt: skip
 def test_a_chat_template_shows_how_calls_are_written(template: str, form: ToolFormat) -> None:
     assert format_of(template) == form
 
@@ -157,7 +216,7 @@ def test_a_chat_template_shows_how_calls_are_written(template: str, form: ToolFo
         ("{{ messages }}<tool_call>", "has no place for tools"),
         (QWEN + "<function=f>", "<function="),
         (QWEN + "<arg_key>", "<arg_key>"),
-        (TOOLS + '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', r"\[TOOL_CALLS\]"),
+        (TOOLS + "[TOOL_CALLS]{{ name }}[CALL_ID]{{ id }}[ARGS]", r"\[CALL_ID\]"),
         (TOOLS, "is not known"),
         (TOOLS + "<tool_call>", "is not known"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.unit.gateway.support import byte_tokenizer
 from tests.unit.gateway.test_openai_api import chat
-from tests.unit.gateway.test_tool_calls import LLAMA, NOW, QWEN, ROME
+from tests.unit.gateway.test_tool_calls import (
+    LISTED,
+    LLAMA,
+    MISTRAL_V3,
+    NAMED,
+    NOW,
+    QWEN,
+    ROME,
+)
 from tests.unit.gateway.test_tools import CLOCK, TOOLS, function
 from tokenizers import AddedToken
 
@@ -50,10 +59,9 @@ def grammar(template: str = "", answer: str = "", **fields: Any) -> str:
     return tool_grammar(ask, tokens)
 
 
-def with_template(template: str, *, special: str = "", ends: bool = True) -> Tokens:
+def with_template(template: str, *, special: Sequence[str] = (), ends: bool = True) -> Tokens:
     tokenizer = byte_tokenizer()
-    if special:
-        tokenizer.add_special_tokens([AddedToken(special, special=True)])
+    tokenizer.add_special_tokens([AddedToken(one, special=True) for one in special])
     end_tokens = frozenset({1}) if ends else frozenset[int]()
     facts = {"chat_template": template}
     return Tokens(tokenizer, template=None, end_tokens=end_tokens, facts=facts)
@@ -183,11 +191,9 @@ def test_what_a_client_says_of_whitespace_is_not_heeded() -> None:
     ("tokens", "why"),
     [
         (with_template("{{ messages }}"), "no place for tools"),
-        (with_template(QWEN, special="<tool_call>"), "<tool_call> as a special token"),
-        (with_template(QWEN, special="</tool_call>"), "</tool_call> as a special token"),
         (with_template(QWEN, ends=False), "no token that ends an answer"),
     ],
-    ids=["template", "begin", "end", "endless"],
+    ids=["template", "endless"],
 )
 def test_a_model_that_cannot_call_is_not_asked_to(tokens: Tokens, why: str) -> None:
     with pytest.raises(ApiError, match=why) as caught:
@@ -199,3 +205,57 @@ def test_tools_beyond_what_a_message_may_carry_are_refused() -> None:
     parameters = {"properties": {"a": {"description": "x" * (256 << 10)}}}
     with pytest.raises(ApiError, match="the limit is 262144"):
         grammar(tools=[function("f", parameters=parameters)])
+
+
+# Marks that are special tokens ------------------------------------------------------------------
+
+END_TOKEN = "<|end|>"
+MISTRAL_NAMED = "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}"
+MARKED = {
+    "hermes": (QWEN, ["<tool_call>", "</tool_call>"], f"{ROME}\n{NOW}"),
+    "half": (QWEN, ["<tool_call>"], f"{ROME}\n{NOW}"),
+    "mistral": (MISTRAL_V3, ["[TOOL_CALLS]"],
+                f'{LISTED}, {{"name": "clock", "arguments": {{}}}}]'),
+    "mistral, no special token": (MISTRAL_V3, [], f"{LISTED}]"),
+    "named": (MISTRAL_NAMED, ["[TOOL_CALLS]", "[ARGS]"], f"{NAMED}[TOOL_CALLS]clock[ARGS]{{}}"),
+}  # fmt: skip
+
+
+def written(tokens: Tokens, made: str, text: str) -> str:
+    """As ``taken``, by a model with ``tokens``."""
+    [end] = tokens.special_of([END_TOKEN]).values()
+    matcher = LLMatcher(LLTokenizer(tokens._tokenizer.to_str(), eos_token=end), made)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokens.encode(text, add_special_tokens=False).tolist()
+    if matcher.try_consume_tokens(ids) != len(ids):
+        return "no"
+    return "ends" if matcher.is_accepting() else "goes on"
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_marks_may_be_special_tokens(name: str) -> None:
+    template, special, calls = MARKED[name]
+    tokens = with_template(template, special=[*special, END_TOKEN])
+    auto = tool_grammar(chat(tools=TOOLS), tokens)
+    required = tool_grammar(chat(tools=TOOLS, tool_choice="required"), tokens)
+    one = tool_grammar(chat(tools=TOOLS, parallel_tool_calls=False), tokens)
+    several = calls.count("name") + calls.count("[ARGS]") > 1
+    assert written(tokens, auto, calls) == "ends" == written(tokens, required, calls)
+    assert written(tokens, one, calls) == ("no" if several else "ends")
+    assert written(tokens, auto, f"I look.{calls}") == "ends"
+    assert written(tokens, required, f"I look.{calls}") == "no"
+    assert written(tokens, auto, "Hello [TOOL <tool") == "ends"
+    assert written(tokens, auto, calls.replace("weather", "water")) == "no"
+    assert written(tokens, auto, calls.replace('"Rome"', "7")) == "no"
+    assert written(tokens, auto, f"{calls}so") == "no"
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_tells_a_call_from_text_is_shown_and_nothing_else(name: str) -> None:
+    template, special, calls = MARKED[name]
+    tokens = with_template(template, special=[*special, END_TOKEN])
+    ask = with_tool_grammar(chat(tools=TOOLS), tokens)
+    ids = tokens.encode(f"I look.{calls}{END_TOKEN}", add_special_tokens=False)
+    stream = tokens.stream(stops=[], shown=ask.shown_tokens)
+    assert stream.push(ids).text + stream.close() == f"I look.{calls}"
+    assert chat().shown_tokens == frozenset()

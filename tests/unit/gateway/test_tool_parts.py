@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tests.unit.gateway import test_render
 from tests.unit.gateway.test_render import CHAT, Said, Told, ids_of
-from tests.unit.gateway.test_tool_calls import NOW, QWEN, ROME
+from tests.unit.gateway.test_tool_calls import LISTED, MISTRAL_V3, NOW, QWEN, ROME
 from tests.unit.gateway.test_tool_grammar import with_template
 from tests.unit.gateway.test_tools import TOOLS, function
 
@@ -135,3 +135,10 @@ def test_what_is_held_back_alone_makes_no_chunk() -> None:
         {"content": "<tool_call>\n{"},
     ]
     assert made.whole["choices"][0]["message"]["content"] == "so <tool_call>\n{"
+
+
+def test_some_templates_take_only_short_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_render, "TOKENS", with_template(MISTRAL_V3))
+    message, _ = both(ASKED, Said(0, 0, [f"{LISTED}]"], "stop"))
+    [call] = message["tool_calls"]
+    assert re.fullmatch("[a-z0-9]{9}", call["id"]) and call["function"] == WEATHER

@@ -114,6 +114,11 @@ class Ask:
         return all(isinstance(prompt, np.ndarray) for prompt in self.prompts)
 
     @property
+    def shown_tokens(self) -> frozenset[int]:
+        """Special tokens that are needed to understand the text."""
+        return frozenset() if self.tools is None else self.tools.marks
+
+    @property
     def grammar_bytes(self) -> int:
         """What ``grammar`` takes in a message."""
         return len(self.grammar.encode())

@@ -39,9 +39,6 @@ def tool_format(tokens: Tokens) -> ToolFormat:
         found = format_of(tokens.facts.get("chat_template", ""))
     except NoToolFormat as why:
         raise unsupported("tools", f"tools ({why})") from None
-    for mark in (found.mark, found.end_mark):
-        if mark and tokens.is_special(mark):  # text has none of them, and grammars write them else
-            raise unsupported("tools", f"tools (this model has {mark} as a special token)")
     if not tokens.end_tokens:
         raise unsupported("tools", "tools (this model has no token that ends an answer)")
     return found
@@ -51,7 +48,8 @@ def with_tool_grammar(ask: Ask, tokens: Tokens) -> Ask:
     """``ask`` with the grammar that its tools ask for. Takes milliseconds. Raises ``ApiError``."""
     if ask.tools is None:
         return ask
-    use = replace(ask.tools, leads=bool(ask.grammar))
+    marks = tokens.special_of(tool_format(tokens).marks)
+    use = replace(ask.tools, leads=bool(ask.grammar), marks=frozenset(marks.values()))
     return replace(ask, grammar=tool_grammar(ask, tokens), tools=use)
 
 
@@ -61,7 +59,7 @@ def tool_grammar(ask: Ask, tokens: Tokens) -> str:
     if use is None:
         return ask.grammar
     form = tool_format(tokens)
-    made = _grammar(use, form, ask.grammar)
+    made = _grammar(use, form, ask.grammar, tokens.special_of(form.marks))
     if len(made) > GRAMMAR_CHARACTERS_MAX:
         text = f"tools are too long: as a grammar they have {len(made)} characters; the limit is "
         raise bad("tools", f"{text}{GRAMMAR_CHARACTERS_MAX}")
@@ -94,13 +92,17 @@ def _brief(why: str) -> str:
     return line.split("failed to compile JSON schema: ")[-1]
 
 
-def _grammar(use: ToolUse, form: ToolFormat, answer: str) -> str:
+Marks = Mapping[str, int]
+"""Those marks that are special tokens, and which."""
+
+
+def _grammar(use: ToolUse, form: ToolFormat, answer: str, marks: Marks) -> str:
     """``answer``: the grammar of text; empty if any will do."""
     lines = ["%llguidance {}"]
     more: list[dict[str, Any]] = []
     limits: dict[str, Any] = {}
     text = "TEXT"
-    first = json.dumps(form.mark) if form.mark else ""
+    first = _mark(form.mark, marks)
     if use.choice == "auto" and answer:
         if not form.follows_text:
             raise bad(
@@ -112,35 +114,53 @@ def _grammar(use: ToolUse, form: ToolFormat, answer: str) -> str:
         name = more[0].setdefault("name", _ANSWER)
         text = f"@{name}"
     elif use.choice == "auto":
-        lines += _free_text(form)
+        lines += _free_text(form, marks)
         first = "open" if form.mark else ""
     lines.append("start: calls" + (f" | {text}" if use.choice == "auto" else ""))
-    several = use.parallel and form.follows_text
-    again = f" ({json.dumps(form.gap + form.mark)} function)*" if several else ""
-    # A line end may follow: whoever writes one there does not have to go on with a call.
-    gap = f" {json.dumps(form.gap)}?" if form.gap else ""
-    lines.append(f"calls: {first} function{again}{gap}")
+    lines.append(f"calls: {first} {_calls(form, marks, several=use.parallel)}")
     lines.append("function: " + " | ".join(f"f{one.index}" for one in use.functions))
-    lines += [_call(one, form) for one in use.functions]
+    lines += [_call(one, form, marks) for one in use.functions]
     return _document("\n".join(lines), more, limits)
 
 
-def _free_text(form: ToolFormat) -> list[str]:
+def _mark(mark: str, marks: Marks) -> str:
+    """How a grammar writes ``mark``."""
+    if mark in marks:
+        return f"<[{marks[mark]}]>"
+    return json.dumps(mark) if mark else ""
+
+
+def _calls(form: ToolFormat, marks: Marks, *, several: bool) -> str:
+    """What may come behind the first mark."""
+    if form.style == "list":
+        return '" [" function ' + ('(", " function)* ' if several else "") + '"]"'
+    gap = json.dumps(form.gap) if form.gap else ""
+    again = f" ({gap} {_mark(form.mark, marks)} function)*"
+    # A line end may follow: whoever writes one there does not have to go on with a call.
+    return f"function{again if several and form.follows_text else ''}" + (f" {gap}?" if gap else "")
+
+
+def _free_text(form: ToolFormat, marks: Marks) -> list[str]:
     """Text that a call cannot be taken for, and where text gives way to a call."""
     if not form.mark:
         return [r"TEXT: /([^{](?s:.)*)?/"]
     mark = json.dumps(form.mark)
-    return [
-        f"TEXT: ANY & ~(ANY {mark} ANY)",
-        "ANY: /(?s:.*)/",
-        f"open[lazy]: ANY {mark}",
-    ]
+    lines = [f"TEXT: ANY & ~(ANY {mark} ANY)", "ANY: /(?s:.*)/"]
+    special = _mark(form.mark, marks) if form.mark in marks else ""
+    return [*lines, f"open: TEXT {special}" if special else f"open[lazy]: ANY {mark}"]
 
 
-def _call(function: Function, form: ToolFormat) -> str:
-    before = f'{form.gap}{{"name": {json.dumps(function.name)}, "{form.key}": '
-    after = f"}}{form.end}"
-    return f"f{function.index}: {json.dumps(before)} {_schema(function)} {json.dumps(after)}"
+def _call(function: Function, form: ToolFormat, marks: Marks) -> str:
+    name, schema = f"f{function.index}", _schema(function)
+    if form.style == "named":
+        called = json.dumps(function.name)
+        return f"{name}: {called} {_mark(form.second_mark, marks)} {schema}"
+    before = f'{{"name": {json.dumps(function.name)}, "{form.key}": '
+    if form.style == "list":
+        return f'{name}: {json.dumps(before)} {schema} "}}"'
+    end = _mark(form.end_mark, marks)
+    closing = f"{json.dumps('}' + form.gap)} {end}" if end else '"}"'
+    return f"{name}: {json.dumps(form.gap + before)} {schema} {closing}"
 
 
 def _schema(function: Function) -> str:

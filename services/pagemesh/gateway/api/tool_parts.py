@@ -97,4 +97,5 @@ class ToolParts:
 
     def _id(self, index: int, number: int) -> str:
         of = f"{self._response_id}/{index}/{number}".encode()
-        return f"call_{hashlib.blake2b(of, digest_size=12).hexdigest()}"
+        made = hashlib.blake2b(of, digest_size=12).hexdigest()
+        return made[: self._form.id_letters] or f"call_{made}"

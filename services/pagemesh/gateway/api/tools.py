@@ -41,6 +41,8 @@ class ToolUse:
     leads: bool = False
     """Text that does not begin with a call has none, whatever it holds: it follows a format of its
     own, whose strings may hold anything."""
+    marks: frozenset[int] = frozenset()
+    """Special tokens by which calls are known: the text shows them, for whoever reads it."""
 
 
 def tool_use(form: ChatBody) -> ToolUse | None:

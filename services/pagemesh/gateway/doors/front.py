@@ -256,6 +256,7 @@ class Front:
                     skip_special_tokens=ask.skip_special_tokens,
                     min_tokens=ask.min_tokens,
                     after=work.prompt if work.goes_on else None,
+                    shown=ask.shown_tokens,
                 )
                 for _ in range(ask.best_of)
             ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -208,9 +208,10 @@ class Tokens:
         text = str(raw)
         return (text.replace(_BLANK, " ") if self._marks_blanks else text).encode()
 
-    def is_special(self, text: str) -> bool:
-        """Whether ``text`` is a token that answers do not show."""
-        return self._tokenizer.token_to_id(text) in self._special
+    def special_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those ``texts`` that are tokens which answers do not show, and which."""
+        found = {text: self._tokenizer.token_to_id(text) for text in texts}
+        return {text: token for text, token in found.items() if token in self._special}
 
     def _write(self, token: int) -> Written:
         return Written.of(self.token_bytes(token), is_special=token in self._special)
@@ -223,12 +224,13 @@ class Tokens:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         after: U32 | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> StreamText:
         """The text of one new choice. ``after``: the tokens that it continues, if it is not a text
-        of its own."""
+        of its own. ``shown``: special tokens that are not skipped."""
         detokeniser = Detokeniser(
             self._tokenizer,
-            hidden=self._special if skip_special_tokens else frozenset(),
+            hidden=self._special - shown if skip_special_tokens else frozenset(),
             by_bytes=self._by_bytes,
             byte_tokens=self._byte_tokens,
             after=() if after is None else self._end_of(after, skip_special_tokens),

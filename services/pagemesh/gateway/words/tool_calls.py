@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pagemesh.gateway.words.stops import overlap
 from pagemesh.gateway.words.tool_formats import ToolFormat
@@ -19,6 +20,8 @@ from pagemesh.gateway.words.tool_formats import ToolFormat
 _SPACE = r"[ \t\r\n]*"
 _NAME = r"[a-zA-Z0-9_-]"
 _NAME_MAX = 64
+_LIST_TAIL = re.compile(r"[\s}]*([^\s}])")
+"""Up to the first letter that goes on with a list of calls, or ends it."""
 _PLAIN = re.compile(r'[^"\\{}\[\]]+')
 """What ends no string and no object."""
 
@@ -64,13 +67,15 @@ class ToolCallParser:
         self._form = form
         self._leads = leads or not form.follows_text
         self._first = form.mark or "{"
-        self._head, self._part_of_head = _heads(form.key)
+        self._head, self._part_of_head = _heads(form, again=False)
         self._part: Callable[[], Iterator[ToolEvent]]
         self._part = self._start if self._leads else self._text
         self._held = ""
         self._after_call = False
         """Blanks between calls and behind them are no text."""
         self._json = _JsonEnd()
+        self._unread_mark = form.mark
+        """The mark before what may be a call's head: text, if it is none."""
         self.call_count = 0
         self.is_open = False
         """A call was begun and has not ended."""
@@ -90,7 +95,7 @@ class ToolCallParser:
         """The answer has ended: what was held back is text, unless it belongs to a call."""
         held, self._held = self._held, ""
         if self._part == self._find_head:
-            held = self._form.mark + held
+            held = self._unread_mark + held
         elif self._part == self._tail:
             held = ""
         return [Said(held)] if held and not (self._after_call and held.isspace()) else []
@@ -105,7 +110,7 @@ class ToolCallParser:
             self._part = self._rest
             return
         self._held = self._held.removeprefix(self._form.mark)
-        self._part = self._find_head
+        self._expect_head()
         yield from ()
 
     def _rest(self) -> Iterator[ToolEvent]:
@@ -121,7 +126,7 @@ class ToolCallParser:
         if at >= 0:
             before = self._held[:at].removesuffix(self._form.gap)
             self._held = self._held[at + len(mark) :]
-            self._part = self._find_head
+            self._expect_head()
         else:
             keep = max(overlap(self._held, one) for one in (mark, self._form.gap + mark))
             before = self._held[: len(self._held) - keep]
@@ -129,6 +134,12 @@ class ToolCallParser:
         if before:
             self._after_call = False
             yield Said(before)
+
+    def _expect_head(self, *, again: bool = False) -> None:
+        """``again``: of a further call in a list."""
+        self._part = self._find_head
+        self._unread_mark = "" if again else self._form.mark
+        self._head, self._part_of_head = _heads(self._form, again=again)
 
     def _find_head(self) -> Iterator[ToolEvent]:
         found = self._head.match(self._held)
@@ -141,8 +152,8 @@ class ToolCallParser:
         elif not self._part_of_head.fullmatch(self._held):
             self._part = self._rest if self._leads else self._text
             self._after_call = False
-            if self._form.mark:
-                yield Said(self._form.mark)
+            if self._unread_mark:
+                yield Said(self._unread_mark)
 
     def _arguments(self) -> Iterator[ToolEvent]:
         length = self._json.length(self._held)
@@ -151,10 +162,15 @@ class ToolCallParser:
             yield CallWrote(self.call_count - 1, text)
         if self._json.ended:
             self._part, self.is_open = self._tail, False
+            if self._form.style == "named":
+                self._part, self._after_call = self._text, True
             yield CallEnded(self.call_count - 1)
 
     def _tail(self) -> Iterator[ToolEvent]:
         """What closes the call."""
+        if self._form.style == "list":
+            self._list_tail()
+            return
         mark = self._form.end_mark
         at = self._held.find(mark) if mark else -1
         if at < 0:
@@ -163,6 +179,18 @@ class ToolCallParser:
         self._held = self._held[at + len(mark) :]
         self._part, self._after_call = self._text, True
         yield from ()
+
+    def _list_tail(self) -> None:
+        """The end of a call in a list, and of the list."""
+        found = _LIST_TAIL.match(self._held)
+        if found is None:
+            return  # it is not all there
+        self._held = self._held[found.start(1) :]
+        if found.group(1) == ",":
+            self._expect_head(again=True)
+        else:
+            self._held = self._held.removeprefix("]")
+            self._part, self._after_call = self._text, True
 
 
 class _JsonEnd:
@@ -204,11 +232,17 @@ class _JsonEnd:
         return False
 
 
-def _heads(key: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+@lru_cache(16)
+def _heads(form: ToolFormat, *, again: bool) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Patterns for what comes before the arguments, up to their first letter, and for what may
-    become that."""
-    words = ("{", '"name"', ":", '"')
-    more = ('"', ",", f'"{key}"', ":")
+    become that. ``again``: of a further call in a list."""
+    words: tuple[str, ...] = ()
+    more: tuple[str, ...] = (form.second_mark,)
+    if form.style != "named":
+        words = ("{", '"name"', ":", '"')
+        more = ('"', ",", f'"{form.key}"', ":")
+    if form.style == "list":
+        words = ("," if again else "[", *words)
     whole = _SPACE.join(["", *map(re.escape, words)])
     whole += f"({_NAME}{{1,{_NAME_MAX}}})" + _SPACE.join([*map(re.escape, more), r"(?=\S)"])
     rest = _SPACE
