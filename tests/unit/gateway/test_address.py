@@ -12,6 +12,7 @@ import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh
 
 from pagemesh.gateway import service
+from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.doors.address import listen, take_address
 from pagemesh.gateway.doors.http import HttpDoor
 from pagemesh.runtime.ports import free_port
@@ -60,6 +61,7 @@ async def test_a_gateway_whose_address_is_taken_says_so_before_it_looks_for_the_
 
 
 async def test_the_door_serves_at_the_address_that_was_taken_for_it(mesh: FakeMesh) -> None:
+    await mesh.front.gateway.facts(RequestLimits())  # a worker has been heard of
     with contextlib.closing(take_address("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with HttpDoor(mesh.front, GatewayConfig(http_port=1)).serve(taken) as url:
