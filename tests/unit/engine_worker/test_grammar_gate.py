@@ -45,6 +45,7 @@ def gate_over(grammars: SlowGrammars) -> tuple[GrammarGate, list[Delivery], list
     tasks: list[Any] = []
 
     def admit(event: Compiled) -> None:
+        assert event.came_us == 7, "traces count the wait"
         admitted.append(event.delivery)
 
     track: Callable[[Any], None] = tasks.append
@@ -58,24 +59,24 @@ def delivery() -> Delivery:
 async def test_only_a_new_grammar_is_waited_for() -> None:
     grammars = SlowGrammars()
     gate, admitted, tasks = gate_over(grammars)
-    assert not gate.holds(delivery(), "")
-    assert not gate.holds(delivery(), "old")
+    assert not gate.holds(delivery(), "", 7)
+    assert not gate.holds(delivery(), "old", 7)
     assert not tasks
     one = delivery()
-    assert gate.holds(one, "new")
+    assert gate.holds(one, "new", 7)
     await asyncio.sleep(0.05)
     assert not admitted, "others are served meanwhile"
     grammars.go.set()
     await asyncio.gather(*tasks)
     assert admitted == [one]
-    assert not gate.holds(delivery(), "new")
+    assert not gate.holds(delivery(), "new", 7)
 
 
 async def test_a_grammar_that_cannot_be_compiled_is_refused_at_once() -> None:
     grammars = SlowGrammars(GrammarRefused("it makes no sense"))
     gate, admitted, tasks = gate_over(grammars)
     one = delivery()
-    assert gate.holds(one, "wrong")
+    assert gate.holds(one, "wrong", 7)
     grammars.go.set()
     await asyncio.gather(*tasks)
     assert not admitted
@@ -86,7 +87,7 @@ async def test_a_grammar_that_cannot_be_compiled_is_refused_at_once() -> None:
 async def test_a_bug_is_not_taken_for_a_wrong_grammar() -> None:
     grammars = SlowGrammars(cast(Fault, ZeroDivisionError()))
     gate, _, tasks = gate_over(grammars)
-    assert gate.holds(delivery(), "new")
+    assert gate.holds(delivery(), "new", 7)
     grammars.go.set()
     with pytest.raises(ZeroDivisionError):
         await asyncio.gather(*tasks)

@@ -163,7 +163,7 @@ class WorkerBehaviour(Behaviour[Input]):
             case Delivery():
                 self._received(event)
             case Compiled():
-                self._received(event.delivery, compiled=True)
+                self._received(event.delivery, event.came_us)
             case Crashed() | PoolRefused():
                 raise event.error
             case PoolDiscarded():
@@ -213,8 +213,9 @@ class WorkerBehaviour(Behaviour[Input]):
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _received(self, delivery: Delivery, *, compiled: bool = False) -> None:
-        at_us = self._around.clock.now_us()
+    def _received(self, delivery: Delivery, came_us: int | None = None) -> None:
+        """``came_us``: when it came, if it has waited for its grammar."""
+        at_us = self._around.clock.now_us() if came_us is None else came_us
         try:
             message = codec.decode(delivery.data)
             self._check_place(message, delivery.subject)
@@ -228,7 +229,8 @@ class WorkerBehaviour(Behaviour[Input]):
             delivery.respond_error(fault)
             return
         if isinstance(message, Submit | Attach):
-            if not compiled and self._gate.holds(delivery, message.sampling.grammar):
+            grammar = message.sampling.grammar
+            if came_us is None and self._gate.holds(delivery, grammar, at_us):
                 return
             context = trace.accept(delivery.headers)
             self._spans.begin(keys_of(message), context, at_us)

@@ -14,9 +14,11 @@ from pagemesh.wire.errors import Fault
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The grammar of the ``Submit`` or ``Attach`` in ``delivery`` is compiled."""
+    """The grammar of the ``Submit`` or ``Attach`` in ``delivery``, which came at ``came_us``, is
+    compiled."""
 
     delivery: Delivery
+    came_us: int
 
 
 class GrammarGate:
@@ -32,17 +34,18 @@ class GrammarGate:
         self._admit = admit
         self._track = track
 
-    def holds(self, delivery: Delivery, grammar: str) -> bool:
+    def holds(self, delivery: Delivery, grammar: str, came_us: int) -> bool:
         """Whether ``delivery`` has to wait. If its grammar cannot be compiled, it is refused."""
         if not grammar or self._grammars.has(grammar):
             return False
-        self._track(asyncio.create_task(self._compile(delivery, grammar), name="worker-grammar"))
+        compiling = self._compile(delivery, grammar, came_us)
+        self._track(asyncio.create_task(compiling, name="worker-grammar"))
         return True
 
-    async def _compile(self, delivery: Delivery, grammar: str) -> None:
+    async def _compile(self, delivery: Delivery, grammar: str, came_us: int) -> None:
         try:
             await asyncio.to_thread(self._grammars.begun, grammar)
         except Fault as fault:
             delivery.respond_error(fault)
         else:
-            self._admit(Compiled(delivery))
+            self._admit(Compiled(delivery, came_us))
