@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
+
 from pagemesh.engine.grammars import Grammars
 from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.core import WorkerCore
@@ -232,6 +234,8 @@ class WorkerBehaviour(Behaviour[Input]):
             grammar = message.sampling.grammar
             if came_us is None and self._gate.holds(delivery, grammar, at_us):
                 return
+            if compiled and isinstance(message, Submit):  # its pages came while nobody expected it
+                message = msgspec.structs.replace(message, asked_as=None)
             context = trace.accept(delivery.headers)
             self._spans.begin(keys_of(message), context, at_us)
         elif isinstance(message, Granted):
