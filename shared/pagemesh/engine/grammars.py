@@ -117,9 +117,8 @@ class Follower:
         mask = np.zeros(self._vocab_tokens, np.bool_)
         mask[: len(known)] = known
         mask[self._ends] = False
-        if matcher.is_accepting():
-            stops = sample.sampling.stop_tokens
-            mask[[token for token in stops if token < self._vocab_tokens]] = True
+        stops = [token for token in sample.sampling.stop_tokens if token < self._vocab_tokens]
+        mask[stops] = matcher.is_accepting()  # one that is text as well would end it anywhere
         if not mask.any():
             raise GrammarRefused("no token of this model's vocabulary can continue the answer")
         return mask

@@ -113,6 +113,17 @@ def test_every_end_is_allowed_where_the_answer_may_end_and_nowhere_else(
     assert 5 in found and END not in found, "only what ends the answer"
 
 
+def test_an_end_that_is_text_too_ends_no_answer_in_its_middle(grammars: Grammars) -> None:
+    [one] = tokenizer().encode("1", add_special_tokens=False).ids
+    followers = Followers(grammars)
+    assert one in allowed(followers, sample(DIGITS, []))
+    for count in range(3):
+        found = allowed(followers, sample(DIGITS, [one] * count, stops=(END, one), attempt=2))
+        assert found and not {END, one} & set(found), count
+    found = allowed(followers, sample(DIGITS, [one] * 3, stops=(END, one), attempt=2))
+    assert {END, one} <= set(found)
+
+
 def test_who_takes_over_an_answer_goes_on_as_who_began_it(grammars: Grammars) -> None:
     tokens, _ = walk(Followers(grammars), JSON, random.Random(5))
     followers = Followers(grammars)
