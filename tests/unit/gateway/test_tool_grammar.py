@@ -147,6 +147,15 @@ def test_a_format_of_text_holds_for_what_is_no_call() -> None:
     assert (taken(made, '{"a": "b"}'), taken(made, ROME)) == ("no", "ends")
 
 
+@pytest.mark.parametrize(
+    "outputs", [{"choice": ["yes", "no"]}, {"grammar": 'start: "yes" | "no"'}, {"regex": "yes|no"}]
+)
+def test_every_kind_of_format_may_stand_beside_tools(outputs: dict[str, Any]) -> None:
+    made = grammar(structured_outputs=outputs)
+    answers = {"yes": "ends", "perhaps": "no", ROME: "ends", "": "goes on"}
+    assert {text: taken(made, text) for text in answers} == answers
+
+
 def test_who_reads_the_answer_knows_whether_text_has_a_format() -> None:
     ask = chat(tools=TOOLS)
     read = with_tool_grammar(ask, DEMO)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from llguidance import LLMatcher, grammar_from
 
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing
@@ -107,10 +108,14 @@ def _of_outputs(asked: StructuredOutputs) -> str:
         if not all(asked.choice):
             raise bad("structured_outputs.choice", "structured_outputs.choice: one is empty")
         options = " | ".join(json.dumps(option, ensure_ascii=False) for option in asked.choice)
-        return _bounded(grammar_from("lark", f"start: {options}"), _OUTPUTS)
+        return _bounded(_lark(f"start: {options}"), _OUTPUTS)
     if asked.grammar is not None:
-        return _bounded(grammar_from("lark", asked.grammar), _OUTPUTS)
+        return _bounded(_lark(asked.grammar), _OUTPUTS)
     return _json_grammar(_schema_in(asked.json), _OUTPUTS)
+
+
+def _lark(text: str) -> str:
+    return msgspec.json.encode({"grammars": [{"lark_grammar": text}]}).decode()
 
 
 def _schema_in(value: Any) -> dict[str, Any]:
