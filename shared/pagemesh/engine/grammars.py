@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from pagemesh.engine.worker.plan import Sample
+from pagemesh.runtime.deep_stack import on_deep_stack
 from pagemesh.runtime.model_folder import tokenizer_file
 from pagemesh.wire.errors import ConfigError, GrammarRefused, first_line
 
@@ -62,7 +63,7 @@ class Grammars:
     def _compile(self, text: str) -> LLMatcher:
         vocabulary = self._vocabulary()
         try:
-            matcher = LLMatcher(vocabulary, text, log_level=_SILENT)
+            matcher = on_deep_stack(lambda: LLMatcher(vocabulary, text, log_level=_SILENT))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust must not take the worker with it

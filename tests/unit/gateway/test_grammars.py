@@ -12,6 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.unit.gateway.test_openai_api import FACTS, chat, completion
 
+from pagemesh.engine.grammars import Grammars
 from pagemesh.gateway.api.api_errors import ApiError, from_fault
 from pagemesh.gateway.api.openai_api import Ask
 from pagemesh.gateway.calls.prepare import carried_tokens, fit, understood
@@ -146,6 +147,42 @@ def test_a_grammar_that_is_wrong_is_refused_before_any_worker_gets_it(
     assert caught.value.status == 400 and caught.value.param == param
     assert caught.value.code == "invalid_grammar"
     assert said in caught.value.message and "\n" not in caught.value.message
+
+
+LOWEST = -(1 << 63)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        schema({"const": LOWEST}),
+        schema({"properties": {"a": {"enum": ["b", LOWEST + 1]}}}),
+        schema({"type": "integer", "minimum": -1e308, "maximum": -9.3e18}),
+        outputs(json={"type": "integer", "allOf": [{"maximum": -1e20}, {"minimum": -1e20}]}),
+        outputs(grammar=f'start: %json {{"const":\n{LOWEST}}}'),
+    ],
+)
+def test_a_number_at_which_the_library_would_not_return_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="numbers of -2\\^63 and below"):
+        understood(chat(**fields), tokens(), FACTS, b"")
+
+
+def test_other_numbers_and_words_about_them_are_none_of_these() -> None:
+    fields = schema({"const": -9223372036854774784, "description": f"above {LOWEST}, -1e99"})
+    understood(chat(**fields), tokens(), FACTS, b"")
+
+
+def test_a_chain_of_definitions_ends_no_process() -> None:
+    links = {f"a{index}": {"$ref": f"#/$defs/a{index + 1}"} for index in range(6_000)}
+    fields = schema({"$ref": "#/$defs/a0", "$defs": links | {"a6000": {"type": "null"}}})
+    ask, _ = understood(chat(**fields), tokens(), FACTS, b"")
+    assert Grammars(find_model("").path, tokens().vocab_tokens).begun(ask.grammar)
+
+
+def test_a_grammar_is_read_as_lark_whatever_it_looks_like() -> None:
+    inner = json.dumps({"grammars": [{"lark_grammar": f'start: %json {{"const": {LOWEST + 1}}}'}]})
+    with pytest.raises(ApiError, match="invalid_grammar"):
+        understood(chat(**outputs(grammar=inner)), tokens(), FACTS, b"")
 
 
 def test_what_a_schema_says_beyond_what_can_be_enforced_is_refused_only_if_it_is_strict() -> None:

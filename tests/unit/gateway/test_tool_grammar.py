@@ -173,6 +173,7 @@ def test_who_reads_the_answer_knows_whether_text_has_a_format() -> None:
         ({"properties": {"a": {"type": "objekt"}}}, "Invalid type: objekt"),
         ({"properties": {"a": {"$ref": "#/nowhere"}}}, "'/nowhere' does not exist"),
         ({"properties": 3}, "properties must be an object"),
+        ({"properties": {"a": {"const": -(1 << 63)}}}, "numbers of -2\\^63 and below"),
     ],
 )
 def test_the_function_whose_schema_is_wrong_is_named(parameters: Any, said: str) -> None:

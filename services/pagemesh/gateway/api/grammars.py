@@ -18,6 +18,7 @@ import msgspec
 from llguidance import LLMatcher, grammar_from
 
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing
+from pagemesh.gateway.api.grammar_check import fault_of
 from pagemesh.gateway.api.openai_types import Common, StructuredOutputs
 from pagemesh.wire.errors import first_line
 from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
@@ -50,10 +51,8 @@ def param_of(form: Common) -> str:
 def check_grammar(text: str, param: str) -> None:
     """Raises ``ApiError`` for a grammar that is wrong or that nothing can satisfy, as far as one
     can tell without the vocabulary. May take a second."""
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(text)
-    if wrong:
-        said = first_line(ValueError(messages[0] if messages else "it is not valid"))
-        raise bad(param, f"{param}: {said}", code=CODE)
+    if why := fault_of(text):
+        raise bad(param, f"{param}: {first_line(ValueError(why))}", code=CODE)
 
 
 def _of_format(value: dict[str, Any] | None) -> str:
