@@ -247,6 +247,8 @@ class ModelExecutor:
                     samples[index] = replace(sample, allowed=self._followers.allowed(sample))
                 except GrammarRefused as error:
                     refused[index] = Drawn(sample.key, 0, refusal=error.message)
+        if self._followers is not None:
+            self._followers.step_ended()
         drawn = self._device.draw(logits, rows, samples)
         if not refused:
             return drawn

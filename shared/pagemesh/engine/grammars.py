@@ -25,8 +25,12 @@ from pagemesh.wire.errors import ConfigError, GrammarRefused, first_line
 
 Bools = NDArray[np.bool_]
 _COMPILED_MAX = 64
+_COMPILED_CHARACTERS_MAX = 1 << 20
+"""Of all together, unless it is one: compiled, a character may take 200 bytes."""
 _FOLLOWED_MAX = 1024
 """Sequences; one that was dropped reads its tokens again."""
+_UNUSED_MAX = 16
+"""Sequences that did not draw in the latest step, beyond as many as did."""
 _SILENT = 0
 
 
@@ -56,9 +60,16 @@ class Grammars:
                 matcher = self._compiled.get(text) or self._compile(text)
         with self._lock:
             self._compiled[text] = matcher
-            if len(self._compiled) > _COMPILED_MAX:
-                self._compiled.popitem(last=False)
+            self._drop_oldest()
         return Follower(matcher.deep_copy(), self._vocabulary().eos_tokens, self.vocab_tokens)
+
+    def _drop_oldest(self) -> None:
+        characters = sum(map(len, self._compiled))
+        while len(self._compiled) > 1 and (
+            len(self._compiled) > _COMPILED_MAX or characters > _COMPILED_CHARACTERS_MAX
+        ):
+            text, _ = self._compiled.popitem(last=False)
+            characters -= len(text)
 
     def _compile(self, text: str) -> LLMatcher:
         vocabulary = self._vocabulary()
@@ -131,6 +142,8 @@ class Followers:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._kept: OrderedDict[tuple[str, int, int], Follower] = OrderedDict()
+        self._used_count = 0
+        """Since the step began."""
 
     def allowed(self, sample: Sample) -> Bools:
         """What ``sample``, which has a grammar, may draw. Raises ``GrammarRefused``."""
@@ -138,9 +151,17 @@ class Followers:
         follower = self._kept.pop(key, None) or self._grammars.begun(sample.sampling.grammar)
         allowed = follower.allowed(sample)
         self._kept[key] = follower
+        self._used_count += 1
         if len(self._kept) > _FOLLOWED_MAX:
             self._kept.popitem(last=False)
         return allowed
+
+    def step_ended(self) -> None:
+        """Drop those of sequences that seem to have ended: each holds its grammar, compiled."""
+        if self._used_count:
+            most, self._used_count = 2 * self._used_count + _UNUSED_MAX, 0
+            while len(self._kept) > most:
+                self._kept.popitem(last=False)
 
 
 def _said(matcher: LLMatcher) -> str:

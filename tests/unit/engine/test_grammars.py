@@ -168,6 +168,34 @@ def test_only_the_latest_grammars_are_remembered(
     assert [grammars.has(text) for text in texts] == [True, False, True]
 
 
+def test_long_grammars_are_remembered_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [grammar_from("regex", f"{number}" * 300) for number in range(4)]
+    grammars = Grammars(folder(), VOCAB)
+    monkeypatch.setattr("pagemesh.engine.grammars._COMPILED_CHARACTERS_MAX", 2 * len(texts[0]))
+    for text in texts[:3]:
+        grammars.begun(text)
+    assert [grammars.has(text) for text in texts[:3]] == [False, True, True]
+    monkeypatch.setattr("pagemesh.engine.grammars._COMPILED_CHARACTERS_MAX", 1)
+    grammars.begun(texts[3])
+    assert [grammars.has(text) for text in texts] == [False, False, False, True]
+
+
+def test_what_sequences_that_ended_held_is_dropped(grammars: Grammars) -> None:
+    followers = Followers(grammars)
+
+    def step(*attempts: int) -> int:
+        for attempt in attempts:
+            followers.allowed(sample(DIGITS, [], attempt=attempt))
+        followers.step_ended()
+        return len(followers._kept)
+
+    assert step(*range(1, 101)) == 100
+    assert step() == 100, "a step of others says nothing of these"
+    assert step(*range(50, 90)) == 96
+    assert step(3) == 18
+    assert step(3) == 18
+
+
 def test_a_dropped_sequence_reads_its_tokens_again(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
