@@ -234,7 +234,8 @@ class WorkerBehaviour(Behaviour[Input]):
             grammar = message.sampling.grammar
             if came_us is None and self._gate.holds(delivery, grammar, at_us):
                 return
-            if compiled and isinstance(message, Submit):  # its pages came while nobody expected it
+            if came_us is not None and isinstance(message, Submit):
+                # Its pages came while nobody expected it.
                 message = msgspec.structs.replace(message, asked_as=None)
             context = trace.accept(delivery.headers)
             self._spans.begin(keys_of(message), context, at_us)
