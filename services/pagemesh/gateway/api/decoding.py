@@ -8,18 +8,29 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing
+from pagemesh.gateway.api.openai_responses import ResponseBody
 from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
 _KINDS = re.compile(r"`([^`]+)`")
 _BRIEF_MAX = 300
+_OPTIONS = frozenset({"stream_options", "text", "reasoning"})
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 _ELSEWHERE: dict[type, dict[str, str]] = {
     CompletionBody: {"messages": "; it is a parameter of chat completions"},
-    ChatBody: {"prompt": "; it is a parameter of completions"},
+    ChatBody: {
+        "prompt": "; it is a parameter of completions",
+        "input": "; it is a parameter of /v1/responses",
+    },
+    ResponseBody: {
+        "messages": "; it is a parameter of chat completions: use input",
+        "reasoning_effort": "; use reasoning.effort",
+        "verbosity": "; use text.verbosity",
+        "logprobs": '; use include: ["message.output_text.logprobs"], and top_logprobs',
+    },
 }
 """By type of body: parameters that belong to another endpoint, and which one takes them."""
 
@@ -49,6 +60,15 @@ def decode(body: bytes, kind: type[S]) -> S:
         raise ApiError(400, text[:_BRIEF_MAX], code="invalid_json") from None
 
 
+def converted(fields: dict[str, Any], kind: type[S], where: str) -> S:
+    """``fields``, found at ``where`` in a body, as ``kind``; those that are null count as
+    absent. Raises ``ApiError`` as ``decode`` does."""
+    try:
+        return msgspec.convert(_given(fields), kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), {}, where) from None
+
+
 def _decode(body: bytes, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(body, type=kind)
@@ -64,8 +84,8 @@ def _without_nulls(body: Any) -> Any:
     given = _given(body)
     if not isinstance(given, dict):
         return given
-    if "stream_options" in given:
-        given["stream_options"] = _given(given["stream_options"])
+    for name in _OPTIONS & given.keys():
+        given[name] = _given(given[name])
     if isinstance(messages := given.get("messages"), list):
         given["messages"] = [_given(message) for message in messages]
     return given
@@ -86,9 +106,11 @@ def _not_utf8(body: bytes) -> str:
     return ""
 
 
-def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
+def _named(text: str, elsewhere: dict[str, str], where: str = "") -> ApiError:
+    """The error that says what msgspec's ``text`` does. ``where``: what its paths begin at."""
     path = _PATH.search(text)
     param = path.group(1).replace("[...]", "") if path else ""
+    param = f"{where}.{param}" if where and param else where or param
     message = text[: path.start()] if path else text
     field = _FIELD.search(text)
     if field:

@@ -107,6 +107,8 @@ class Ask:
     """The client's own id for the request: recorded in its trace and otherwise unused."""
     tools: ToolUse | None = None
     """None: nothing may be called."""
+    repeated: Mapping[str, Any] | None = None
+    """What an answer of ``/v1/responses`` repeats of its request; None: another endpoint's."""
 
     @property
     def is_packed(self) -> bool:
@@ -132,7 +134,11 @@ class Ask:
 def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
     """A body of ``/v1/chat/completions``. ``served`` is the model of a body that names none;
     ``defaults`` are the sampling parameters that it does not give."""
-    form = decode(body, ChatBody)
+    return chat_ask(decode(body, ChatBody), served=served, defaults=defaults)
+
+
+def chat_ask(form: ChatBody, *, served: str, defaults: SamplingDefaults) -> Ask:
+    """What a body asks for, once it is decoded."""
     _refuse_unsupported_chat(form)
     if form.top_logprobs and not form.logprobs:
         raise bad("top_logprobs", "top_logprobs requires logprobs: true")

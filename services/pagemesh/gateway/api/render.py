@@ -205,6 +205,26 @@ class Renderer:
         choice |= {"finish_reason": finish, "stop_reason": event.stop_reason}
         return self._chunk([choice])
 
+    def chunks_of(self, prompt_index: int, event: Deliver | ChoiceEnded) -> list[bytes]:
+        """The chunks of ``event``; none when there is nothing to show yet."""
+        if isinstance(event, ChoiceEnded):
+            return [self.ended(prompt_index, event)]
+        chunk = self.delivered(prompt_index, event)
+        return [chunk] if chunk else []
+
+    @property
+    def kept_bytes(self) -> int:
+        """About what ``last`` encodes of what was shown before."""
+        return 0
+
+    def last(self, usage: Usage) -> list[bytes]:
+        """The chunks after those of all choices."""
+        return [self.usage_chunk(usage)] if self._ask.include_usage else []
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        """The chunks that end a stream in place of the rest of the answer."""
+        return [error.body()]
+
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._chunk([], usage=usage_json(usage))
 

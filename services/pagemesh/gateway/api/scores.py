@@ -116,6 +116,11 @@ class ChatScores:
     def add_unscored(self, tokens: Sequence[int]) -> None:
         """Leave out tokens whose scores were lost: in a chat a score has to be a number."""
 
+    @property
+    def rows(self) -> list[bytes]:
+        """The objects in JSON."""
+        return self._rows
+
     def json(self) -> msgspec.Raw:
         return msgspec.Raw(b'{"content":[%b],"refusal":null}' % b",".join(self._rows))
 

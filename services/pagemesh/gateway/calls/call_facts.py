@@ -21,6 +21,12 @@ def endpoint_of(*, chat: bool) -> str:
     return "chat" if chat else "text_completion"
 
 
+def _id_prefix(ask: Ask) -> str:
+    if ask.repeated is not None:
+        return "resp_"
+    return "chatcmpl-" if ask.chat else "cmpl-"
+
+
 def outcome_of(error: BaseException) -> str:
     """``cancelled``: the client left, or read too slowly. ``refused``: the request itself is at
     fault, or its tenant is at a limit of its own. Otherwise ``failed``; that includes 403, where
@@ -57,7 +63,7 @@ class CallFacts:
 
     def __init__(self, ask: Ask, door: str, context: TraceContext, start_us: int) -> None:
         self.finish_reasons: list[str] = []
-        self.response_id = ("chatcmpl-" if ask.chat else "cmpl-") + new_request_id()
+        self.response_id = _id_prefix(ask) + new_request_id()
         self._ask = ask
         self._door = door
         self._context = context

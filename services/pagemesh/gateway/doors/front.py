@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
+from pagemesh.gateway.api.response_render import renderer_of
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted
@@ -127,17 +128,19 @@ class Front:
                 stack.enter_context(self.entered(tenant))
             yield
 
-    async def parse(self, body: bytes, caller: Caller, *, chat: bool) -> Parsed:
-        """Raises ``ApiError``."""
+    async def parse(
+        self, body: bytes, caller: Caller, *, chat: bool, parser: Callable[..., Ask] | None = None
+    ) -> Parsed:
+        """Raises ``ApiError``. ``parser``: of a body that is in another form."""
         arrival_us = self.gateway.clock.now_us()
+        parser = parser or (parse_chat if chat else parse_completion)
         with ends_counted(caller.door, chat=chat):
-            work = partial(self._parsed, body, chat)
+            work = partial(self._parsed, body, parser)
             ask = await off_loop(len(body), work, owner=caller.tenant, bytes_min=PARSE_BYTES_MIN)
         return Parsed(ask, arrival_us, len(body))
 
-    def _parsed(self, body: bytes, chat: bool) -> Ask:
-        parse = parse_chat if chat else parse_completion
-        return parse(body, served=self.model, defaults=self.defaults)
+    def _parsed(self, body: bytes, parser: Callable[..., Ask]) -> Ask:
+        return parser(body, served=self.model, defaults=self.defaults)
 
     async def understand(self, parsed: Parsed, caller: Caller) -> Understood:
         """Tokenise it, if it is for the model that is served. Raises ``ApiError``."""
@@ -175,9 +178,7 @@ class Front:
                 outbox = Outbox()
                 lives += self._lives(understood, works, caller, outbox, context)
                 self._begin(lives)  # submitted before we make what only the answer needs
-                renderer = Renderer(
-                    ask, self.tokens, response_id=facts.response_id, created=int(time.time())
-                )
+                renderer = renderer_of(ask, self.tokens, facts.response_id, time.time)
                 yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts, turn)
         except Exception as error:
             facts.failed(error)
@@ -296,6 +297,7 @@ class Call:
         self._lives = lives
         self._outbox = outbox
         self._renderer = renderer
+        self.failed = renderer.failed  # makes the chunks that end a stream after an error
         self._facts = facts
         self._turn = turn
         self._open_count = len(lives)
@@ -351,8 +353,9 @@ class Call:
                 opening = []
             if failed is not None:
                 raise failed
-        if self.ask.include_usage:
-            yield [self._renderer.usage_chunk(self.usage)]
+        work = partial(self._renderer.last, self.usage)
+        if last := opening + await off_loop(self._renderer.kept_bytes, work):
+            yield last
 
     async def _echo(self, prompt_index: int, event: object) -> list[bytes]:
         """The chunks that echo a prompt, at the first event of its answer."""
@@ -369,19 +372,16 @@ class Call:
 
     def _render(self, prompt_index: int, event: object) -> list[bytes]:
         """The chunks of ``event``, if there is something to show."""
-        out: list[bytes] = []
         match event:
             case ev.Deliver():
                 self._delivered(event)
-                chunk = self._renderer.delivered(prompt_index, event)
-                if chunk:
-                    out.append(chunk)
+                return self._renderer.chunks_of(prompt_index, event)
             case ev.ChoiceEnded():
                 self._choice_ended(event)
-                out.append(self._renderer.ended(prompt_index, event))
+                return self._renderer.chunks_of(prompt_index, event)
             case ev.Ended():
                 self._ended(event)
-        return out
+        return []
 
     def _delivered(self, event: ev.Deliver) -> None:
         self._facts.delivered(event, self._clock.now_us())

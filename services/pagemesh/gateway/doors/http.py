@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -22,25 +21,25 @@ from pagemesh.gateway.api.openai_api import (
     parse_detokenize,
     parse_tokenize,
 )
-from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, DONE, sse
+from pagemesh.gateway.api.render import ANSWER_BYTES_MAX
 from pagemesh.gateway.api.tool_grammar import tool_format
-from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import check_token, limit_of, render
 from pagemesh.gateway.doors.address import CONNECTIONS_BACKLOG, listen, take_address
-from pagemesh.gateway.doors.asgi import (
-    Guard,
-    headers_of,
-    read_body,
-    send_json,
-    start,
-    while_connected,
-    write,
+from pagemesh.gateway.doors.asgi import Guard, read_body, send_json, while_connected
+from pagemesh.gateway.doors.completions import (
+    CHATS,
+    COMPLETIONS,
+    NOT_KEPT_PATH,
+    RESPONSES,
+    Completions,
+    Form,
+    not_kept,
 )
 from pagemesh.gateway.doors.connection import Connection
 from pagemesh.gateway.doors.cors import for_pages
 from pagemesh.gateway.doors.finishing import finished
-from pagemesh.gateway.doors.front import Call, Caller, Front
-from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
+from pagemesh.gateway.doors.front import Front
+from pagemesh.gateway.doors.idempotency import IdempotencyStore
 from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.scarce_files import ScarceFiles
 from pagemesh.runtime.metrics import CONTENT_TYPE
@@ -49,84 +48,10 @@ from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.runtime.supervise import to_next_s
 from pagemesh.runtime.version import VERSION
 
-_DOOR = "http"
 _DATE_PERIOD_MS = 1_000
 _STOP_PERIOD_S = 0.1
 PATH_SHOWN_MAX = 100
 """Characters of an unknown path that its error repeats."""
-_SSE_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-
-
-class _Completions:
-    """``/v1/chat/completions`` or ``/v1/completions``."""
-
-    def __init__(
-        self, front: Front, store: IdempotencyStore, *, chat: bool, body_bytes_max: int
-    ) -> None:
-        self._front = front
-        self._store = store
-        self._chat = chat
-        self._body_bytes_max = body_bytes_max
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._front.asked(scope["pagemesh.tenant"], _DOOR, chat=self._chat):
-            await self._serve(scope, receive, send)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ends_counted(_DOOR, chat=self._chat):
-            body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
-        headers = headers_of(scope)
-        tenant = scope["pagemesh.tenant"]
-        caller = Caller(door=_DOOR, tenant=tenant, headers=headers)
-        key = headers.get(HEADER)
-        if key is None:
-            await while_connected(receive, lambda: self._answer(body, caller, send))
-            return
-        digest = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
-        now_ms = self._front.gateway.clock.now_ms()
-        with ends_counted(_DOOR, chat=self._chat):
-            known = self._store.begin(tenant, key, digest, now_ms)
-        if known is not None:
-            await send_json(send, known, headers={"idempotent-replayed": "true"})
-            return
-        try:
-            await while_connected(receive, lambda: self._answer(body, caller, send, key))
-        finally:
-            self._store.abandon(tenant, key)
-
-    async def _answer(self, body: bytes, caller: Caller, send: Send, key: str = "") -> None:
-        parsed = await self._front.parse(body, caller, chat=self._chat)
-        understood = await self._front.understand(parsed, caller)
-        async with self._front.call(understood, caller) as call:
-            if understood.ask.stream:
-                await self._stream(call, send)
-                answer = None
-            else:
-                answer = await call.whole()
-                await send_json(send, answer)
-        if key:
-            self._store.finish(caller.tenant, key, answer)
-
-    async def _stream(self, call: Call, send: Send) -> None:
-        """Server-sent events. The status goes out with the first of them, so an earlier failure is
-        a plain error response; a later one is an error event, and the end of the stream."""
-        started = False
-        try:
-            async for chunks in call.chunks():
-                if not started:
-                    started = True
-                    await start(send, 200, _SSE_HEADERS)
-                await write(send, b"".join([sse(chunk) for chunk in chunks]), more=True)
-            await write(send, DONE, more=False)
-        except ApiError as error:
-            if not started:
-                raise
-            await write(send, sse(error.body()), more=False)
-            raise
 
 
 class _Texts:
@@ -164,18 +89,20 @@ class HttpDoor:
         store = IdempotencyStore()
         bytes_max = config.body_bytes_max
 
-        def completions(chat: bool) -> ASGIApp:
-            return _Completions(front, store, chat=chat, body_bytes_max=bytes_max)
+        def completions(form: Form) -> ASGIApp:
+            return Completions(front, store, form, body_bytes_max=bytes_max)
 
         def texts(answer: Callable[[bytes, str], Awaitable[bytes]]) -> ASGIApp:
             return _Texts(front, answer, body_bytes_max=bytes_max)
 
         asked = {
-            "/v1/chat/completions": completions(True),
-            "/v1/completions": completions(False),
+            "/v1/chat/completions": completions(CHATS),
+            "/v1/completions": completions(COMPLETIONS),
+            "/v1/responses": completions(RESPONSES),
         }
         routes = [
             *(Route(path, app, methods=["POST"]) for path, app in asked.items()),
+            Route(NOT_KEPT_PATH, not_kept, methods=["GET", "POST", "DELETE"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/", self._models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
@@ -349,7 +276,7 @@ async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
     path: str = scope["path"]
     hint = "OpenAI's paths begin with /v1, e.g. /v1/models"
     if path.startswith("/v1/"):
-        hint = "for answers, use /v1/chat/completions or /v1/completions"
+        hint = "for answers, use /v1/chat/completions, /v1/responses or /v1/completions"
     message = f"no such path: {path[:PATH_SHOWN_MAX]!r}; {hint}"
     raise ApiError(404, message, code="unknown_url")
 
