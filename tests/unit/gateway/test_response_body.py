@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.gateway.test_openai_api import chat, messages_of
 from tests.unit.gateway.test_tools import SCHEMA, TOOLS, WEATHER, function
@@ -375,7 +376,7 @@ def test_an_answer_repeats_what_was_asked_for() -> None:
         "text": {"format": FORMAT}, "reasoning": {"effort": "low"}, "prompt_cache_key": "k",
         "safety_identifier": "s",
     }  # fmt: skip
-    told = dict(response(**fields).repeated or {})
+    told = json.loads(msgspec.json.encode(response(**fields).repeated))
     assert told.pop("text") == {"format": FORMAT | {"strict": False}, "verbosity": "medium"}
     assert told.pop("tools") == [FLAT | {"strict": False}]
     assert told.pop("reasoning") == {"effort": "low", "summary": None}

@@ -54,7 +54,7 @@ def decode(body: bytes, kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise _named(str(error), _ELSEWHERE.get(kind, {})) from None
     except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        raise nested_too_deeply() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = _not_utf8(body) or f"the body is not valid JSON: {error}"
         raise ApiError(400, text[:_BRIEF_MAX], code="invalid_json") from None
@@ -67,6 +67,12 @@ def converted(fields: dict[str, Any], kind: type[S], where: str) -> S:
         return msgspec.convert(_given(fields), kind)
     except msgspec.ValidationError as error:
         raise _named(str(error), {}, where) from None
+    except RecursionError:
+        raise nested_too_deeply() from None
+
+
+def nested_too_deeply() -> ApiError:
+    return ApiError(400, "the body is nested too deeply", code="invalid_json")
 
 
 def _decode(body: bytes, kind: type[S]) -> S:

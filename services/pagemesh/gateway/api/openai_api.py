@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pagemesh.gateway.api.api_errors import bad, unsupported
@@ -107,8 +108,9 @@ class Ask:
     """The client's own id for the request: recorded in its trace and otherwise unused."""
     tools: ToolUse | None = None
     """None: nothing may be called."""
-    repeated: Mapping[str, Any] | None = None
-    """What an answer of ``/v1/responses`` repeats of its request; None: another endpoint's."""
+    repeated: Mapping[str, msgspec.Raw] | None = None
+    """What an answer of ``/v1/responses`` repeats of its request, in JSON; None: another
+    endpoint's."""
 
     @property
     def is_packed(self) -> bool:

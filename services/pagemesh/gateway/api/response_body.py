@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing, unsupported
-from pagemesh.gateway.api.decoding import converted, decode
+from pagemesh.gateway.api.decoding import converted, decode, nested_too_deeply
 from pagemesh.gateway.api.openai_api import Ask, chat_ask
 from pagemesh.gateway.api.openai_responses import (
     FunctionTool,
@@ -109,7 +109,7 @@ def parse_response(body: bytes, *, served: str, defaults: SamplingDefaults = OPE
         include_usage=True,
         max_tokens_name="max_output_tokens",
         grammar_name="structured_outputs" if form.structured_outputs else "text.format",
-        repeated=_repeated(form, told_format, tools),
+        repeated=_encoded(_repeated(form, told_format, tools)),
     )
 
 
@@ -221,6 +221,14 @@ def _chosen(choice: dict[str, Any], where: str) -> dict[str, Any]:
     if one.type != "function":
         raise unsupported(f"{where}.type", f"tools of type {one.type[:64]!r}")
     return {"type": "function", "function": {"name": one.name}}
+
+
+def _encoded(told: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    """In JSON, since a stream says it three times."""
+    try:
+        return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in told.items()}
+    except RecursionError:
+        raise nested_too_deeply() from None
 
 
 def _repeated(

@@ -131,7 +131,7 @@ class ResponseRenderer(Renderer):
             "truncation": "disabled",
             "usage": None,
         }
-        return body | dict(ask.repeated or {}) | more
+        return body | {**(ask.repeated or {})} | more
 
 
 class _ItemCollector(Collector):
