@@ -192,6 +192,26 @@ def test_what_a_schema_says_beyond_what_can_be_enforced_is_refused_only_if_it_is
         understood(chat(**schema(value, strict=True)), tokens(), FACTS, b"")
 
 
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+
+
+@pytest.mark.parametrize("pattern", [DECIMAL, "a(?<=b)", r"(a)\1", r"[(?=]|\[(?=a)", "[[](?!a)"])
+def test_a_pattern_that_looks_around_is_refused_only_if_it_is_strict(pattern: str) -> None:
+    text = {"type": "string", "pattern": pattern, "maxLength": 2}
+    value = {"$defs": {"T": text}, "anyOf": [{"$ref": "#/$defs/T"}, {"const": text}]}
+    ask, _ = understood(chat(**schema(value)), tokens(), FACTS, b"")
+    assert takes(ask.grammar, '"xy"') and not takes(ask.grammar, '"xyz"')
+    with pytest.raises(ApiError, match="regex parse error"):
+        understood(chat(**schema(value, strict=True)), tokens(), FACTS, b"")
+
+
+@pytest.mark.parametrize("pattern", [r"[(?=]", r"\(\?=", r"[\](?=]", r"(?:\\|1)", "(?<n>a)"])
+def test_a_pattern_that_only_seems_to_look_around_is_followed(pattern: str) -> None:
+    ask = chat(**schema({"properties": {"pattern": {"type": "string", "pattern": pattern}}}))
+    ask, _ = understood(ask, tokens(), FACTS, b"")
+    assert not takes(ask.grammar, '{"pattern": "xy"}')
+
+
 def test_a_model_without_an_end_token_could_never_end_such_an_answer() -> None:
     endless = Tokens.load(find_model("").path)
     endless.end_tokens = frozenset()

@@ -190,6 +190,15 @@ def test_only_a_strict_schema_must_be_followed_in_every_word() -> None:
         grammar(tools=[function("f", parameters=parameters, strict=True)])
 
 
+def test_a_pattern_that_cannot_be_followed_is_ignored_unless_the_schema_is_strict() -> None:
+    parameters = {"properties": {"a": {"type": "string", "pattern": "^(?!x)"}}}
+    made = grammar(tools=[function("f", parameters=parameters)])
+    begin = '<tool_call>\n{"name": "f", "arguments": {"a": '
+    assert (taken(made, begin + '"x"'), taken(made, begin + "1")) == ("goes on", "no")
+    with pytest.raises(ApiError, match="regex parse error"):
+        grammar(tools=[function("f", parameters=parameters, strict=True)])
+
+
 def test_what_a_client_says_of_whitespace_is_not_heeded() -> None:
     guidance = {"x-guidance": {"whitespace_flexible": True}, "properties": {"a": {}}}
     made = grammar(tools=[function("f", parameters=guidance)])

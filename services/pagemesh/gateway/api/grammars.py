@@ -20,6 +20,7 @@ from llguidance import LLMatcher, grammar_from
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing
 from pagemesh.gateway.api.grammar_check import fault_of
 from pagemesh.gateway.api.openai_types import Common, StructuredOutputs
+from pagemesh.gateway.api.schemas import lenient_schema
 from pagemesh.wire.errors import first_line
 from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
 
@@ -91,8 +92,9 @@ def _json_grammar(schema: dict[str, Any], param: str, *, strict: bool = False) -
     options: JsonCompileOptions = {
         "whitespace_flexible": True, "whitespace_pattern": _BLANKS, "lenient": not strict,
     }  # fmt: skip
+    asked = schema if strict else lenient_schema(schema)
     try:
-        return _bounded(LLMatcher.grammar_from_json_schema(schema, overrides=options), param)
+        return _bounded(LLMatcher.grammar_from_json_schema(asked, overrides=options), param)
     except (ValueError, RecursionError) as error:
         raise bad(param, f"the schema is not valid: {first_line(error)}") from None
 

@@ -1,0 +1,52 @@
+"""JSON schemas as clients' libraries make them, without what llguidance stops at. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Hold schemas by names that are not keywords."""
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_PARTS = re.compile(r"(?s:\\.)|\[|\]|\(\?<?[=!]")
+
+
+def lenient_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """``schema`` without the patterns that no automaton follows, as pydantic writes them for
+    decimals and zod for addresses. What else is unknown in a schema, llguidance ignores itself."""
+    try:
+        return _lenient(schema)
+    except RecursionError:  # llguidance says whether that is too deep
+        return dict(schema)
+
+
+def _lenient(schema: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "pattern" and isinstance(value, str) and _looks_around(value):
+            continue
+        if key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _inner(one) for name, one in value.items()}
+        else:
+            made[key] = value if key in _DATA else _inner(value)
+    return made
+
+
+def _inner(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_inner(one) for one in value]
+    return _lenient(value) if isinstance(value, dict) else value
+
+
+def _looks_around(pattern: str) -> bool:
+    """Whether it looks ahead or behind, or back at a group."""
+    in_class = False
+    for part in _PARTS.findall(pattern):
+        if in_class:
+            in_class = part != "]"
+        elif part == "[":
+            in_class = True
+        elif part[0] == "(" or part[1:] in tuple("123456789k"):
+            return True
+    return False
