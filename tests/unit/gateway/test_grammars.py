@@ -227,6 +227,13 @@ def test_workers_get_the_grammar_and_messages_have_room_for_it() -> None:
     assert carried_tokens((1 << 20) - ask.grammar_bytes) < carried_tokens(1 << 20)
 
 
+def test_a_grammar_that_fills_a_message_is_named() -> None:
+    ask, prompt = chat(**outputs(choice=["a" * 1_000] * 200)), np.ones(10, "<u4")
+    with pytest.raises(ApiError, match="leave no room for a prompt") as caught:
+        fit(ask, [prompt], FACTS, frozenset({3}), seed=1, message_bytes_max=256 << 10)
+    assert (caught.value.status, caught.value.param) == (400, "structured_outputs")
+
+
 def test_what_no_worker_can_follow_is_the_requests_fault() -> None:
     error = from_fault(GrammarRefused("it is too complex"))
     assert (error.status, error.code, error.message) == (

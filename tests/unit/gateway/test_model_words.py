@@ -50,6 +50,25 @@ def test_a_template_is_found_wherever_models_have_it(tmp_path: Path, files: dict
     assert rendered(folder_of(tmp_path, files)) == "HERE"
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path: Path, in_folder: bool) -> None:
+    other = "{{ tools | length }} tools"
+    if in_folder:
+        (tmp_path / "additional_chat_templates").mkdir()
+        files: dict[str, Any] = {
+            "chat_template.jinja": "HERE", "additional_chat_templates/tool_use.jinja": other
+        }  # fmt: skip
+    else:
+        named = {"default": "HERE", "tool_use": other}
+        templates = [{"name": name, "template": text} for name, text in named.items()]
+        files = {CONFIG: {"chat_template": templates}}
+    tokens = Tokens.load(folder_of(tmp_path, files))
+    messages = [{"role": "user", "content": "x"}]
+    assert tokens.render_chat(messages) == "HERE" == tokens.render_chat(messages, extra={"a": 1})
+    assert tokens.render_chat(messages, extra={"tools": [{}, {}]}) == "2 tools"
+    assert (tokens.facts["chat_template"], tokens.tool_source) == ("HERE", other)
+
+
 def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {})
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")

@@ -37,7 +37,7 @@ _KNOWN_MAX = 64
 def tool_format(tokens: Tokens) -> ToolFormat:
     """How this model writes calls. Raises ``ApiError`` if it cannot be asked for any."""
     try:
-        found = format_of(tokens.facts.get("chat_template", ""))
+        found = format_of(tokens.tool_source)
     except NoToolFormat as why:
         raise unsupported("tools", f"tools ({why})") from None
     if not tokens.end_tokens:

@@ -98,8 +98,13 @@ def _tokenise_one(
 
 def render(prompt: ChatPrompt, tokens: Tokens) -> str:
     """The text of a chat. Raises ``ApiError``."""
-    template = tokens.facts.get("chat_template", "tool_calls")
-    if "tool_calls" not in template and any("tool_calls" in one for one in prompt.messages):
+    has_tools = bool(prompt.template_values.get("tools"))
+    source = tokens.tool_source if has_tools else tokens.facts.get("chat_template", "")
+    if (
+        source
+        and "tool_calls" not in source
+        and any("tool_calls" in one for one in prompt.messages)
+    ):
         raise bad("messages", "this model's chat template would leave tool_calls out")
     try:
         return tokens.render_chat(
@@ -122,8 +127,13 @@ def fit(
     none, and counts up from there."""
     if why := too_narrow(message_bytes_max, facts.page_size):
         raise ApiError(503, why, code="not_ready", retry_after_ms=1_000)
+    room_bytes = message_bytes_max - ask.grammar_bytes
+    if too_narrow(room_bytes, facts.page_size):
+        name = ask.grammar_name if ask.tools is None else "tools"
+        text = f"{name}: {ask.grammar_bytes} bytes leave no room for a prompt in a message of "
+        raise bad(name, f"{text}{message_bytes_max}")
     _check_tokens(ask, prompts, facts)
-    most = limit_of(facts, message_bytes_max)
+    most = limit_of(facts, room_bytes)
     works: list[Work] = []
     for index, (asked, prompt) in enumerate(zip(ask.prompts, prompts, strict=True)):
         limit = _max_tokens(ask, len(prompt), most, quota_tokens)

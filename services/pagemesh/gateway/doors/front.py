@@ -198,7 +198,7 @@ class Front:
             raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         try:
             facts = await self.gateway.facts(self._limits)
-            bytes_max = self.gateway.bus.message_bytes_max - ask.grammar_bytes
+            bytes_max = self.gateway.bus.message_bytes_max
         except Fault as fault:
             raise from_fault(fault) from None
         seed = secrets.randbits(63)

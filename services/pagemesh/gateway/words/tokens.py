@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from pagemesh.gateway.api.scores import Written
 from pagemesh.gateway.words.detokenise import WINDOW_KEPT, Detokeniser, StreamText
 from pagemesh.gateway.words.stops import StopMatcher
+from pagemesh.gateway.words.template_files import template_sources
 from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
 from pagemesh.gateway.words.token_bytes import (
     byte_tokens_of,
@@ -60,7 +61,9 @@ class Tokens:
         template: ChatTemplate | None,
         end_tokens: frozenset[int],
         facts: Mapping[str, str] | None = None,
+        tool_template: tuple[ChatTemplate, str] | None = None,
     ) -> None:
+        """``tool_template``: another template, and its source, for chats with tools."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -70,6 +73,11 @@ class Tokens:
         self.facts = facts or {}
         """The special tokens by their names, and the ``chat_template``, as the model's files have
         them."""
+        self._tool_template = template if tool_template is None else tool_template[0]
+        self.tool_source = self.facts.get("chat_template", "")
+        """The source of the template for chats with tools."""
+        if tool_template is not None:
+            self.tool_source = tool_template[1]
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._by_bytes = {step["type"] for step in steps_of(tokenizer.decoder)} in _BY_BYTES
         self._byte_tokens = byte_tokens_of(tokenizer)
@@ -93,16 +101,19 @@ class Tokens:
             raise ConfigError(f"{path} cannot be read: {error}"[:500]) from None
         config = _json(folder / "tokenizer_config.json")
         special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
-        source = _template_source(folder, config)
+        source, tool_source = template_sources(folder, config)
         try:
             template = ChatTemplate(source, special) if source else None
+            for_tools = (ChatTemplate(tool_source, special), tool_source) if tool_source else None
         except TemplateRefused as error:
             raise ConfigError(f"{folder}: {error}") from None
         ends = _end_tokens(folder, tokenizer, special.get("eos_token", ""))
         if len(ends) > ENDS_MAX:
             raise ConfigError(f"{folder}: names {len(ends)} end tokens; the limit is {ENDS_MAX}")
         facts = special | ({"chat_template": source} if source else {})
-        return cls(tokenizer, template=template, end_tokens=ends, facts=facts)
+        return cls(
+            tokenizer, template=template, end_tokens=ends, facts=facts, tool_template=for_tools
+        )
 
     def render_chat(
         self,
@@ -116,13 +127,12 @@ class Tokens:
 
         ``continue_final_message``: the last message is left open, to be continued.
         """
-        if self._template is None:
+        template = self._tool_template if extra and extra.get("tools") else self._template
+        if template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
         if continue_final_message:
-            return self._render_open(self._template, messages, add_generation_prompt, extra)
-        return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, extra=extra
-        )
+            return self._render_open(template, messages, add_generation_prompt, extra)
+        return template.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
 
     def _render_open(
         self,
@@ -279,23 +289,6 @@ def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(value, str):
                 found.setdefault(name, value)
     return found
-
-
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
-    """The default chat template's text; empty: there is none. Raises ``ConfigError``."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
-    source = config.get("chat_template") or _json(folder / "chat_template.json").get(
-        "chat_template"
-    )
-    if isinstance(source, list):  # several by name
-        known = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
-        source = known[-1].get("template") if known else None
-    return source if isinstance(source, str) else ""
 
 
 def _end_tokens(folder: Path, tokenizer: Tokenizer, eos_token: str) -> frozenset[int]:
