@@ -39,7 +39,7 @@ from pagemesh.engine.worker.plan import (
 )
 from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, RunDone, RunTerms
-from pagemesh.wire.errors import GrammarRefused
+from pagemesh.wire.errors import Fault
 from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
@@ -241,14 +241,12 @@ class ModelExecutor:
     def _drawn(self, logits: torch.Tensor, rows: I64, samples: list[Sample]) -> tuple[Drawn, ...]:
         """See ``StepDevice.draw``; draws follow the grammars of ``samples``."""
         refused: dict[int, Drawn] = {}
-        for index, sample in enumerate(samples):
-            if sample.sampling.grammar and self._followers is not None:
-                try:
-                    samples[index] = replace(sample, allowed=self._followers.allowed(sample))
-                except GrammarRefused as error:
-                    refused[index] = Drawn(sample.key, 0, refusal=error.message)
-        if self._followers is not None:
-            self._followers.step_ended()
+        if self._followers is not None and any(one.sampling.grammar for one in samples):
+            for index, found in enumerate(self._followers.allowed(samples)):
+                if isinstance(found, Fault):
+                    refused[index] = Drawn(samples[index].key, 0, refusal=found.message)
+                elif found is not None:
+                    samples[index] = replace(samples[index], allowed=found)
         drawn = self._device.draw(logits, rows, samples)
         if not refused:
             return drawn

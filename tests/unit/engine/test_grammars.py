@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher, grammar_from
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from pagemesh.engine.grammars import Followers, Grammars
+from pagemesh.engine.grammars import Follower, Followers, Grammars
 from pagemesh.engine.worker.plan import Sample
 from pagemesh.runtime.model_folder import find_model
-from pagemesh.wire.errors import GrammarRefused
+from pagemesh.wire.errors import Busy, Fault, GrammarRefused
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.work_messages import Sampling
 
@@ -61,8 +67,16 @@ def sample(
     return Sample(key, sampling, tokens, len(PROMPT))
 
 
+def mask_of(followers: Followers, one: Sample) -> NDArray[np.bool_]:
+    [found] = followers.allowed([one])
+    if isinstance(found, Fault):
+        raise found
+    assert found is not None
+    return found
+
+
 def allowed(followers: Followers, one: Sample) -> list[int]:
-    mask = followers.allowed(one)
+    mask = mask_of(followers, one)
     assert mask.dtype == np.bool_ and mask.shape == (VOCAB,)
     return np.flatnonzero(mask).tolist()
 
@@ -128,17 +142,17 @@ def test_who_takes_over_an_answer_goes_on_as_who_began_it(grammars: Grammars) ->
     tokens, _ = walk(Followers(grammars), JSON, random.Random(5))
     followers = Followers(grammars)
     for count in range(len(tokens)):
-        began = followers.allowed(sample(JSON, tokens[:count]))
-        taken_over = Followers(grammars).allowed(sample(JSON, tokens[:count]))
+        began = mask_of(followers, sample(JSON, tokens[:count]))
+        taken_over = mask_of(Followers(grammars), sample(JSON, tokens[:count]))
         assert np.array_equal(began, taken_over), count
 
 
 def test_what_a_revoked_run_drew_is_forgotten(grammars: Grammars) -> None:
     tokens, _ = walk(Followers(grammars), JSON, random.Random(3))
     followers, middle = Followers(grammars), len(tokens) // 2
-    before = followers.allowed(sample(JSON, tokens[:middle]))
-    followers.allowed(sample(JSON, tokens))
-    assert np.array_equal(followers.allowed(sample(JSON, tokens[:middle])), before)
+    before = mask_of(followers, sample(JSON, tokens[:middle]))
+    mask_of(followers, sample(JSON, tokens))
+    assert np.array_equal(mask_of(followers, sample(JSON, tokens[:middle])), before)
 
 
 def test_tokens_drawn_within_a_run_count(grammars: Grammars) -> None:
@@ -184,9 +198,10 @@ def test_what_sequences_that_ended_held_is_dropped(grammars: Grammars) -> None:
     followers = Followers(grammars)
 
     def step(*attempts: int) -> int:
-        for attempt in attempts:
-            followers.allowed(sample(DIGITS, [], attempt=attempt))
-        followers.step_ended()
+        others = [sample("", [], attempt=attempt) for attempt in (500, 501)]
+        own = [sample(DIGITS, [], attempt=attempt) for attempt in attempts]
+        found = followers.allowed([*others, *own])
+        assert found[:2] == [None, None] and all(isinstance(one, np.ndarray) for one in found[2:])
         return len(followers._kept)
 
     assert step(*range(1, 101)) == 100
@@ -204,9 +219,9 @@ def test_a_dropped_sequence_reads_its_tokens_again(
     tokens = tokenizer().encode("123-45", add_special_tokens=False).ids
     for count in range(len(tokens)):
         for attempt in (1, 2):
-            found = followers.allowed(sample(DIGITS, tokens[:count], attempt=attempt))
+            found = mask_of(followers, sample(DIGITS, tokens[:count], attempt=attempt))
             assert np.array_equal(
-                found, Followers(grammars).allowed(sample(DIGITS, tokens[:count]))
+                found, mask_of(Followers(grammars), sample(DIGITS, tokens[:count]))
             )
 
 
@@ -214,7 +229,7 @@ def test_a_dropped_sequence_reads_its_tokens_again(
     ("grammar", "generated", "said"),
     [
         ("{", [], "the grammar cannot be followed"),
-        ("", [], "the grammar cannot be followed"),
+        (" ", [], "the grammar cannot be followed"),
         (grammar_from("lark", "start: missing"), [], "missing"),
         (LLMatcher.grammar_from_json_schema({"type": "objekt"}), [], "objekt"),
         (grammar_from("lark", "start: <|nothing|>"), [], "the grammar cannot be followed"),
@@ -226,19 +241,19 @@ def test_what_cannot_be_followed_is_refused_and_said(
     grammars: Grammars, grammar: str, generated: list[int], said: str
 ) -> None:
     with pytest.raises(GrammarRefused, match=re.escape(said)) as caught:
-        Followers(grammars).allowed(sample(grammar, generated))
+        mask_of(Followers(grammars), sample(grammar, generated))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_an_answer_that_no_token_can_continue_is_refused(grammars: Grammars) -> None:
     tokens = tokenizer().encode("123-45", add_special_tokens=False).ids
     with pytest.raises(GrammarRefused, match="no token"):
-        Followers(grammars).allowed(sample(DIGITS, tokens, stops=()))
+        mask_of(Followers(grammars), sample(DIGITS, tokens, stops=()))
 
 
 @pytest.mark.parametrize("vocab", [VOCAB - 500, VOCAB + 64])
 def test_a_model_may_have_more_or_fewer_logits_than_its_tokenizer_has_tokens(vocab: int) -> None:
-    mask = Followers(Grammars(folder(), vocab)).allowed(sample(DIGITS, []))
+    mask = mask_of(Followers(Grammars(folder(), vocab)), sample(DIGITS, []))
     assert mask.shape == (vocab,)
     assert mask.any() and not mask[VOCAB:].any()
 
@@ -252,3 +267,78 @@ def test_a_model_without_a_usable_tokenizer_refuses_grammars(
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(GrammarRefused, match="this model's tokenizer cannot follow grammars"):
         Grammars(tmp_path, VOCAB).begun(DIGITS)
+
+
+# Grammars that take too long ----------------------------------------------------------------------
+
+
+class Hung:
+    """A follower that never comes back, until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def allowed(self, _sample: Sample) -> NDArray[np.bool_]:
+        assert self.go.wait(60)
+        return np.ones(VOCAB, np.bool_)
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Grammars, Hung]]:
+    """Grammars of which those with ``slow`` in their text hang."""
+    monkeypatch.setattr("pagemesh.engine.grammars._PATIENCE_S", 0.05)
+    monkeypatch.setattr("pagemesh.engine.grammars._GRACE_S", 0.05)
+    grammars, hung = Grammars(folder(), VOCAB), Hung()
+    begun = grammars.begun
+    grammars.begun(DIGITS)
+
+    def begins(text: str) -> Follower:
+        made = begun(text)
+        return cast(Follower, hung) if "slow" in text else made
+
+    monkeypatch.setattr(grammars, "begun", begins)
+    yield grammars, hung
+    hung.go.set()
+
+
+def slow(number: int = 0) -> str:
+    return grammar_from("regex", f"slow{number}")
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_others_are_followed(
+    hung: tuple[Grammars, Hung],
+) -> None:
+    grammars, _ = hung
+    followers = Followers(grammars)
+    before = mask_of(followers, sample(DIGITS, [], attempt=1))
+    samples = [
+        sample(DIGITS, [], attempt=1), sample(slow(), [], attempt=2), sample("", [], attempt=3),
+        sample(DIGITS, [], attempt=4),
+    ]  # fmt: skip
+    first, second, third, fourth = followers.allowed(samples)
+    assert isinstance(second, GrammarRefused) and "takes too long" in second.message
+    assert third is None
+    for one in (first, fourth):
+        assert isinstance(one, np.ndarray) and np.array_equal(one, before)
+    assert not grammars.has(slow())
+    with pytest.raises(GrammarRefused, match="takes too long"):
+        grammars.begun(slow())
+    assert np.array_equal(mask_of(followers, sample(DIGITS, [], attempt=1)), before)
+
+
+def test_threads_that_are_left_behind_are_few(hung: tuple[Grammars, Hung]) -> None:
+    grammars, slowness = hung
+    followers = Followers(grammars)
+    for number in range(2):
+        [found] = followers.allowed([sample(slow(number), [], attempt=number + 1)])
+        assert isinstance(found, GrammarRefused)
+    with pytest.raises(Busy):
+        grammars.begun(grammar_from("regex", "another"))
+    slowness.go.set()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Busy):
+            grammars.begun(grammar_from("regex", "another"))
+            return
+        time.sleep(0.01)
+    pytest.fail("who has come back is still counted")
