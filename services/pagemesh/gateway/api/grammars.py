@@ -20,7 +20,7 @@ from llguidance import LLMatcher, grammar_from
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing
 from pagemesh.gateway.api.grammar_check import fault_of
 from pagemesh.gateway.api.openai_types import Common, StructuredOutputs
-from pagemesh.gateway.api.schemas import lenient_schema
+from pagemesh.gateway.api.schemas import in_one_line, lenient_schema
 from pagemesh.wire.errors import first_line
 from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
 
@@ -53,7 +53,7 @@ def check_grammar(text: str, param: str) -> None:
     """Raises ``ApiError`` for a grammar that is wrong or that nothing can satisfy, as far as one
     can tell without the vocabulary. May take a second."""
     if why := fault_of(text):
-        raise bad(param, f"{param}: {first_line(ValueError(why))}", code=CODE)
+        raise bad(param, f"{param}: {in_one_line(why)}", code=CODE)
 
 
 def _of_format(value: dict[str, Any] | None) -> str:

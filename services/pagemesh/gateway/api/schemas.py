@@ -6,10 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pagemesh.wire.errors import first_line
+
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """Hold schemas by names that are not keywords."""
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _PARTS = re.compile(r"(?s:\\.)|\[|\]|\(\?<?[=!]")
+
+
+def in_one_line(why: str) -> str:
+    """llguidance's fault of a schema. Of a pattern it shows that first, and the reason last."""
+    said = first_line(ValueError(why))
+    reasons = [line for line in why.splitlines() if line.startswith("error: ")]
+    return f"{said} ({reasons[0].removeprefix('error: ')})" if reasons else said
 
 
 def lenient_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

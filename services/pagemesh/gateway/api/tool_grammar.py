@@ -20,7 +20,7 @@ import msgspec
 from pagemesh.gateway.api.api_errors import ApiError, bad, unsupported
 from pagemesh.gateway.api.grammar_check import fault_of_checked, fault_of_numbers
 from pagemesh.gateway.api.openai_api import Ask
-from pagemesh.gateway.api.schemas import lenient_schema
+from pagemesh.gateway.api.schemas import in_one_line, lenient_schema
 from pagemesh.gateway.api.tools import Function, ToolUse
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.gateway.words.tool_formats import NoToolFormat, ToolFormat, format_of
@@ -93,9 +93,8 @@ def _at_fault(use: ToolUse, whole: str) -> ApiError:
 
 
 def _brief(why: str) -> str:
-    """llguidance's first line, without where in our grammar it was."""
-    line = why.splitlines()[0]
-    return line.split("failed to compile JSON schema: ")[-1]
+    """What llguidance said, without where in our grammar it was."""
+    return in_one_line(why.split("failed to compile JSON schema: ")[-1])
 
 
 Marks = Mapping[str, int]
