@@ -212,6 +212,15 @@ def test_a_pattern_that_only_seems_to_look_around_is_followed(pattern: str) -> N
     assert not takes(ask.grammar, '{"pattern": "xy"}')
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_names_that_must_be_texts_say_nothing(strict: bool) -> None:
+    value = {
+        "type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"const": 1}
+    }  # fmt: skip
+    ask, _ = understood(chat(**schema(value, strict=strict)), tokens(), FACTS, b"")
+    assert takes(ask.grammar, '{"a": 1}') and not takes(ask.grammar, '{"a": 2}')
+
+
 def test_a_model_without_an_end_token_could_never_end_such_an_answer() -> None:
     endless = Tokens.load(find_model("").path)
     endless.end_tokens = frozenset()

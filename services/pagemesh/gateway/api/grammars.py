@@ -20,7 +20,7 @@ from llguidance import LLMatcher, grammar_from
 from pagemesh.gateway.api.api_errors import ApiError, bad, missing
 from pagemesh.gateway.api.grammar_check import fault_of
 from pagemesh.gateway.api.openai_types import Common, StructuredOutputs
-from pagemesh.gateway.api.schemas import in_one_line, lenient_schema
+from pagemesh.gateway.api.schemas import followed_schema, in_one_line
 from pagemesh.wire.errors import first_line
 from pagemesh.wire.work_messages import GRAMMAR_CHARACTERS_MAX
 
@@ -92,7 +92,7 @@ def _json_grammar(schema: dict[str, Any], param: str, *, strict: bool = False) -
     options: JsonCompileOptions = {
         "whitespace_flexible": True, "whitespace_pattern": _BLANKS, "lenient": not strict,
     }  # fmt: skip
-    asked = schema if strict else lenient_schema(schema)
+    asked = followed_schema(schema, strict=strict)
     try:
         return _bounded(LLMatcher.grammar_from_json_schema(asked, overrides=options), param)
     except (ValueError, RecursionError) as error:

@@ -65,13 +65,14 @@ def _call(call: CallBody, where: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(text: str, where: str) -> dict[str, Any]:
+def _arguments(text: str, where: str) -> dict[str, Any] | str:
     """The object that templates write as they like. Some servers leave the text of a call without
-    arguments empty."""
+    arguments empty. Clients send back calls that were cut off: these stay the text that they
+    are, or no later turn of the chat could be asked."""
     try:
         value = msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError):
-        value = None
+        return text
     if not isinstance(value, dict):
         raise bad(f"{where}.function.arguments", "arguments must be a JSON object, as a string")
     return value

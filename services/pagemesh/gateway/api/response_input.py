@@ -147,6 +147,6 @@ def _check_arguments(text: str, where: str) -> None:
     try:
         fits = not text.strip() or isinstance(msgspec.json.decode(text), dict)
     except (msgspec.DecodeError, RecursionError):
-        fits = False
+        return  # it was cut off, and is sent back as it is
     if not fits:
         raise bad(where, f"{where} must be a JSON object, as a string")

@@ -21,31 +21,34 @@ def in_one_line(why: str) -> str:
     return f"{said} ({reasons[0].removeprefix('error: ')})" if reasons else said
 
 
-def lenient_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema`` without the patterns that no automaton follows, as pydantic writes them for
-    decimals and zod for addresses. What else is unknown in a schema, llguidance ignores itself."""
+def followed_schema(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """``schema`` without what says nothing and llguidance does not know; and unless ``strict``,
+    without the patterns that no automaton follows, as pydantic writes them for decimals and zod for
+    addresses. What else is unknown, llguidance then ignores itself."""
     try:
-        return _lenient(schema)
+        return _followed(schema, strict=strict)
     except RecursionError:  # llguidance says whether that is too deep
         return dict(schema)
 
 
-def _lenient(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _followed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in schema.items():
-        if key == "pattern" and isinstance(value, str) and _looks_around(value):
+        if key == "propertyNames" and value == {"type": "string"}:
+            continue
+        if key == "pattern" and not strict and isinstance(value, str) and _looks_around(value):
             continue
         if key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _inner(one) for name, one in value.items()}
+            made[key] = {name: _inner(one, strict=strict) for name, one in value.items()}
         else:
-            made[key] = value if key in _DATA else _inner(value)
+            made[key] = value if key in _DATA else _inner(value, strict=strict)
     return made
 
 
-def _inner(value: Any) -> Any:
+def _inner(value: Any, *, strict: bool) -> Any:
     if isinstance(value, list):
-        return [_inner(one) for one in value]
-    return _lenient(value) if isinstance(value, dict) else value
+        return [_inner(one, strict=strict) for one in value]
+    return _followed(value, strict=strict) if isinstance(value, dict) else value
 
 
 def _looks_around(pattern: str) -> bool:

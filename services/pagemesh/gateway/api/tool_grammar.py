@@ -20,7 +20,7 @@ import msgspec
 from pagemesh.gateway.api.api_errors import ApiError, bad, unsupported
 from pagemesh.gateway.api.grammar_check import fault_of_checked, fault_of_numbers
 from pagemesh.gateway.api.openai_api import Ask
-from pagemesh.gateway.api.schemas import in_one_line, lenient_schema
+from pagemesh.gateway.api.schemas import followed_schema, in_one_line
 from pagemesh.gateway.api.tools import Function, ToolUse
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.gateway.words.tool_formats import NoToolFormat, ToolFormat, format_of
@@ -170,8 +170,7 @@ def _call(function: Function, form: ToolFormat, marks: Marks) -> str:
 
 def _schema(function: Function) -> str:
     schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
-    if not function.strict:
-        schema = lenient_schema(schema)
+    schema = followed_schema(schema, strict=function.strict)
     options = {**_WRITTEN, "lenient": not function.strict}
     return "%json " + json.dumps({**schema, "x-guidance": options})
 
