@@ -147,8 +147,8 @@ def test_who_sends_ahead_and_reads_none_of_the_short_answers_is_cut_off(meet: Me
 
     async def client(served: Served) -> None:
         await served.send(GET * 100)
-        await eventually(lambda: served.connection.flow.write_paused)
-        assert served.open_count == 1
+        # The one before may be about to end.
+        await eventually(lambda: served.connection.flow.write_paused and served.open_count == 1)
         await served.cut_off()
 
     meet(short, client)
