@@ -32,7 +32,7 @@ from pagemesh.wire.errors import Busy, ConfigError, Fault, GrammarRefused, first
 
 Bools = NDArray[np.bool_]
 Found = Bools | Fault | None
-TOO_SLOW = "the grammar can be read in too many ways: it takes too long to follow"
+_TOO_SLOW = "the grammar can be read in too many ways: it takes too long to follow"
 _COMPILED_MAX = 64
 _COMPILED_CHARACTERS_MAX = 1 << 20
 """Of all together, unless it is one: compiled, a character may take 200 bytes."""
@@ -70,19 +70,20 @@ class Grammars:
 
     def begun(self, text: str) -> Follower:
         """A follower of ``text`` at its beginning. May take a second the first time. Raises
-        ``GrammarRefused``, and ``Busy`` while others hold up too much."""
+        ``GrammarRefused``, and for a new one ``Busy`` while others hold up too much."""
         with self._lock:
             if text in self._slow:
-                raise GrammarRefused(TOO_SLOW)
+                raise GrammarRefused(_TOO_SLOW)
+            matcher = self._compiled.get(text)
             self._strays = [stray for stray in self._strays if not stray.done()]
-            if len(self._strays) >= _STRAYS_MAX:
+            if matcher is None and len(self._strays) >= _STRAYS_MAX:
                 raise Busy("grammars of others take all of the time", retry_after_ms=1_000)
-            matcher = self._compiled.pop(text, None)
         if matcher is None:  # steps that need no other grammar must not wait meanwhile
             with self._compiling:
                 matcher = self._compiled.get(text) or self._compile(text)
         with self._lock:
             self._compiled[text] = matcher
+            self._compiled.move_to_end(text)
             self._drop_oldest()
         return Follower(matcher.deep_copy(), self._vocabulary().eos_tokens, self.vocab_tokens)
 
@@ -212,7 +213,7 @@ class Followers:
             self._grammars.was_slow(job.samples[stuck].sampling.grammar, work)
             self._thread.shutdown(wait=False)
             self._thread = LoneThread("pagemesh-grammar")
-            job.found[stuck] = GrammarRefused(TOO_SLOW)
+            job.found[stuck] = GrammarRefused(_TOO_SLOW)
         for place, one in zip(places, job.found, strict=True):
             found[place] = one
 

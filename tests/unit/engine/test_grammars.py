@@ -334,6 +334,7 @@ def test_threads_that_are_left_behind_are_few(hung: tuple[Grammars, Hung]) -> No
         assert isinstance(found, GrammarRefused)
     with pytest.raises(Busy):
         grammars.begun(grammar_from("regex", "another"))
+    assert mask_of(followers, sample(DIGITS, [], attempt=9)).any(), "a known one is followed"
     slowness.go.set()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
