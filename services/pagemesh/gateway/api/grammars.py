@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _BLANKS = r"( |\n[ \t]{0,20})?"
-CODE = "invalid_grammar"
+_CODE = "invalid_grammar"
 _FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 
 
@@ -53,7 +53,7 @@ def check_grammar(text: str, param: str) -> None:
     """Raises ``ApiError`` for a grammar that is wrong or that nothing can satisfy, as far as one
     can tell without the vocabulary. May take a second."""
     if why := fault_of(text):
-        raise bad(param, f"{param}: {in_one_line(why)}", code=CODE)
+        raise bad(param, f"{param}: {in_one_line(why)}", code=_CODE)
 
 
 def _of_format(value: dict[str, Any] | None) -> str:
@@ -134,5 +134,5 @@ def _schema_in(value: Any) -> dict[str, Any]:
 def _bounded(text: str, param: str) -> str:
     if len(text) > GRAMMAR_CHARACTERS_MAX:
         message = f"the grammar has {len(text)} characters; the limit is {GRAMMAR_CHARACTERS_MAX}"
-        raise ApiError(400, message, param, CODE)
+        raise ApiError(400, message, param, _CODE)
     return text

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -30,8 +29,6 @@ _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 """As chat templates write the calls of earlier turns."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANSWER = "answer"
-_KNOWN_MAX = 64
-"""Grammars that are remembered: clients send the same tools with each turn of a chat."""
 
 
 def tool_format(tokens: Tokens) -> ToolFormat:
@@ -64,16 +61,9 @@ def tool_grammar(ask: Ask, tokens: Tokens) -> str:
     if len(made) > GRAMMAR_CHARACTERS_MAX:
         text = f"tools are too long: as a grammar they have {len(made)} characters; the limit is "
         raise bad("tools", f"{text}{GRAMMAR_CHARACTERS_MAX}")
-    if why := _fault_of_numbers(use) or _fault(made):
+    if why := _fault_of_numbers(use) or fault_of_checked(made):
         raise _at_fault(use, why)
     return made
-
-
-@lru_cache(_KNOWN_MAX)
-def _fault(grammar: str) -> str:
-    """What is wrong with it, as llguidance says it; empty if nothing is. Takes 100 ms for a hundred
-    functions."""
-    return fault_of_checked(grammar)
 
 
 def _fault_of_numbers(use: ToolUse) -> str:
