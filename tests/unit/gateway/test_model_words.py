@@ -69,6 +69,14 @@ def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path: Path, in_fo
     assert (tokens.facts["chat_template"], tokens.tool_source) == ("HERE", other)
 
 
+def test_a_broken_template_for_tools_stops_nobody_else(tmp_path: Path) -> None:
+    named = {"default": "HERE", "tool_use": "{% for"}
+    templates = [{"name": name, "template": text} for name, text in named.items()]
+    tokens = Tokens.load(folder_of(tmp_path, {CONFIG: {"chat_template": templates}}))
+    messages = [{"role": "user", "content": "x"}]
+    assert tokens.render_chat(messages) == "HERE" == tokens.tool_source
+
+
 def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {})
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,15 @@ class Tokens:
         source, tool_source = template_sources(folder, config)
         try:
             template = ChatTemplate(source, special) if source else None
-            for_tools = (ChatTemplate(tool_source, special), tool_source) if tool_source else None
         except TemplateRefused as error:
             raise ConfigError(f"{folder}: {error}") from None
         ends = _end_tokens(folder, tokenizer, special.get("eos_token", ""))
         if len(ends) > ENDS_MAX:
             raise ConfigError(f"{folder}: names {len(ends)} end tokens; the limit is {ENDS_MAX}")
         facts = special | ({"chat_template": source} if source else {})
+        for_tools = None
+        with suppress(TemplateRefused):  # chats without tools do not need it
+            for_tools = (ChatTemplate(tool_source, special), tool_source) if tool_source else None
         return cls(
             tokenizer, template=template, end_tokens=ends, facts=facts, tool_template=for_tools
         )
