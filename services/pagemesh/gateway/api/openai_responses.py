@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from pagemesh.gateway.api.openai_types import TOOLS_MAX, Common, FunctionBody
+from pagemesh.gateway.api.openai_types import TOOLS_MAX, Common, FunctionBody, FunctionName
 from pagemesh.wire.work_messages import TOP_LOGPROBS_MAX
 
 ITEMS_MAX = 16_384
 _Label = Annotated[str, Meta(max_length=512)]
-_Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 _Text = Annotated[str, Meta(max_length=64)]
 _Inert = Any
 
@@ -97,7 +96,7 @@ class CallItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     type: Literal["function_call"]
     call_id: _Label
-    name: _Name
+    name: FunctionName
     arguments: str
     id: _Label | None = None
     status: _Inert = None

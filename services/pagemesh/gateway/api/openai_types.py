@@ -44,7 +44,7 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
 _Stops = _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)]
 _Label = Annotated[str, Meta(max_length=512)]
 _Salt = Annotated[str, Meta(min_length=1, max_length=512)]
-_FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 _Inert = Any
 
 
@@ -150,7 +150,7 @@ class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
 class FunctionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A function that the model may call; ``parameters`` is a JSON schema of its arguments."""
 
-    name: _FunctionName
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -168,7 +168,7 @@ class ToolBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """``arguments`` is a JSON object, as text."""
 
-    name: _FunctionName
+    name: FunctionName
     arguments: str
 
 
