@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
+from tests.integration.mesh import Mesh
 from tests.integration.tiny_model import write_tiny_llama
 from tests.support.leaks import pool_files
 
@@ -37,3 +39,10 @@ def module_pool_dir(
     (folder / "pools").mkdir(mode=0o700)
     yield folder / "pools"
     assert not pool_files(folder / "pools"), "left behind"
+
+
+@pytest.fixture
+def client(mesh: Mesh) -> Iterator[OpenAI]:
+    """Asks the ``mesh`` of the test's module."""
+    with OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made

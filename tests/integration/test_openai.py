@@ -23,12 +23,6 @@ def mesh(module_pool_dir: Path, tiny_model: Path) -> Iterator[Mesh]:
         made.wait_idle()
 
 
-@pytest.fixture
-def client(mesh: Mesh) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
 def ask(client: OpenAI, text: str, **more: object) -> str:
     answer = client.completions.create(
         model=MODEL, prompt=text, temperature=0, max_tokens=12,

@@ -47,12 +47,6 @@ def mesh(module_pool_dir: Path) -> Iterator[Mesh]:
         made.wait_idle()
 
 
-@pytest.fixture
-def client(mesh: Mesh) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
 def calls_of(response: Response) -> list[ResponseFunctionToolCall]:
     return [one for one in response.output if one.type == "function_call"]
 

@@ -48,12 +48,6 @@ def mesh(module_pool_dir: Path) -> Iterator[Mesh]:
         made.wait_idle()
 
 
-@pytest.fixture
-def client(mesh: Mesh) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
 def check(name: str, arguments: str) -> None:
     given = json.loads(arguments)
     if name == "weather":
